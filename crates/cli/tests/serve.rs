@@ -172,7 +172,10 @@ fn keys_are_reloaded_at_a_signal_and_on_change() {
     write(&tenant("a", "kv_tokens = \"many\""));
     served.signal("-HUP");
     let error = served.next_line("not reloaded");
-    assert!(error.contains("ERROR") && error.contains("keys.toml") && error.contains("expected a whole number"), "{error}");
+    assert!(
+        error.contains("ERROR") && error.contains("keys.toml") && error.contains("expected a whole number"),
+        "{error}"
+    );
     assert_eq!((status(&served, "a").as_str(), status(&served, "c").as_str()), ("401", "200"));
     std::fs::remove_file(&path).unwrap();
     served.signal("-HUP");
@@ -281,6 +284,40 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
     assert_eq!(name(&["--config", config], &[]), "file");
     assert_eq!(name(&["--config", config], &environment), "environment");
     assert_eq!(name(&["--config", config, "--served-model-name", "flag"], &environment), "flag");
+}
+
+#[test]
+fn drafters_are_settings_like_others() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let config = home.path().join("pellucid.toml");
+    std::fs::write(&config, "speculate = [\"ngram\", \"suffix\"]\ndraft_tokens = 4\n").unwrap();
+    let config = config.to_str().unwrap();
+    let start = |arguments: &[&str], environment: &[(&str, &str)]| {
+        let served = Served::start(&home, &[&["--model", &model, "--device", "cpu"], arguments].concat(), environment);
+        served.terminate();
+        let start_up = served.start_up.clone();
+        served.ended();
+        start_up
+    };
+    let fingerprint = |log: &str| {
+        let (_, rest) = log.split_once("fingerprint").expect("the log has it");
+        rest.split_whitespace().next().unwrap().to_owned()
+    };
+    let off = start(&[], &[]);
+    assert!(!off.contains("speculation:"), "{off}");
+    let from_file = start(&["--config", config], &[]);
+    assert!(from_file.contains("speculation: ngram,suffix"), "{from_file}");
+    let draft = format!("draft={model},ngram");
+    let from_environment = start(&["--config", config], &[("PELLUCID_SPECULATE", &draft)]);
+    assert!(from_environment.contains("speculation: draft=model,ngram"), "{from_environment}");
+    assert!(from_environment.contains("; draft model: weights "), "{from_environment}");
+    let flag = start(&["--config", config, "--speculate", "off"], &[("PELLUCID_SPECULATE", &draft)]);
+    assert!(!flag.contains("speculation:"), "{flag}");
+    // Replies are the same, so drafters are no part of the fingerprint.
+    assert_eq!(fingerprint(&off), fingerprint(&from_environment));
+    let wrong = home.run(&["serve", "--model", &model, "--speculate", "ngram,of"]);
+    assert!(wrong.usage().contains("expected draft=MODEL, ngram or suffix"), "{}", wrong.stderr);
 }
 
 #[test]

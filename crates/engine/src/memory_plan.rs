@@ -21,6 +21,8 @@ pub enum KvBudget {
 pub struct KvNeed {
     /// Bytes of one block, in all layers.
     pub bytes_per_block: u64,
+    /// Bytes of one block of the draft model, which has the same number of blocks; 0 without a draft model.
+    pub draft_bytes_per_block: u64,
     /// Positions in a block.
     pub block_len: usize,
     /// Tokens of a whole context.
@@ -61,6 +63,11 @@ impl KvNeed {
     fn blocks_per_context(&self) -> u64 {
         self.context_len.div_ceil(self.block_len) as u64
     }
+
+    /// Bytes of a block of the model and one of its draft model.
+    fn bytes_of_both(&self) -> u64 {
+        self.bytes_per_block.saturating_add(self.draft_bytes_per_block)
+    }
 }
 
 impl MemoryPlan {
@@ -68,7 +75,7 @@ impl MemoryPlan {
     pub fn new(need: KvNeed, budget: KvBudget) -> Result<MemoryPlan, ContextDoesNotFit> {
         let per_context = need.blocks_per_context();
         let wanted = per_context.saturating_mul(need.num_contexts.max(1) as u64);
-        let affordable = |bytes: u64| bytes / need.bytes_per_block.max(1);
+        let affordable = |bytes: u64| bytes / need.bytes_of_both().max(1);
         let available = match budget {
             KvBudget::Bytes(bytes) => bytes,
             KvBudget::OutOf(free) => (free as f64 * SHARE_OF_FREE) as u64,
@@ -81,7 +88,7 @@ impl MemoryPlan {
         if num_blocks < per_context {
             return Err(ContextDoesNotFit {
                 context_len: need.context_len,
-                needed: per_context.saturating_mul(need.bytes_per_block),
+                needed: per_context.saturating_mul(need.bytes_of_both()),
                 available,
                 fits: (num_blocks as usize).saturating_mul(need.block_len),
             });
@@ -89,9 +96,14 @@ impl MemoryPlan {
         Ok(MemoryPlan { need, budget, num_blocks: num_blocks as usize })
     }
 
-    /// Returns the bytes of all blocks together.
+    /// Returns the bytes of all blocks together, those of the draft model included.
     pub fn bytes(&self) -> u64 {
-        self.need.bytes_per_block * self.num_blocks as u64
+        self.need.bytes_of_both() * self.num_blocks as u64
+    }
+
+    /// Returns the bytes of the draft model's blocks.
+    pub fn draft_bytes(&self) -> u64 {
+        self.need.draft_bytes_per_block * self.num_blocks as u64
     }
 
     /// Returns the number of positions of all blocks together.
@@ -104,7 +116,8 @@ impl MemoryPlan {
 mod tests {
     use super::*;
 
-    const NEED: KvNeed = KvNeed { bytes_per_block: 1000, block_len: 32, context_len: 100, num_contexts: 3 };
+    const NEED: KvNeed =
+        KvNeed { bytes_per_block: 1000, draft_bytes_per_block: 0, block_len: 32, context_len: 100, num_contexts: 3 };
 
     #[test]
     fn a_budget_in_bytes_is_used_whole() {
@@ -118,6 +131,16 @@ mod tests {
         assert_eq!(blocks(KvBudget::OutOf(1_000_000)), Ok(12), "three contexts of four blocks");
         assert_eq!(blocks(KvBudget::OutOf(10_000)), Ok(8), "four fifths of the free memory");
         assert_eq!(blocks(KvBudget::Unknown), Ok(12));
+    }
+
+    #[test]
+    fn a_draft_model_takes_its_blocks_from_the_same_budget() {
+        let need = KvNeed { draft_bytes_per_block: 250, ..NEED };
+        let plan = MemoryPlan::new(need, KvBudget::Bytes(50_000)).expect("it holds a context");
+        assert_eq!((plan.num_blocks, plan.bytes(), plan.draft_bytes()), (40, 50_000, 10_000));
+        let refused = ContextDoesNotFit { context_len: 100, needed: 5000, available: 4999, fits: 96 };
+        assert_eq!(MemoryPlan::new(need, KvBudget::Bytes(4999)), Err(refused));
+        assert_eq!(MemoryPlan::new(need, KvBudget::Unknown).map(|plan| plan.bytes()), Ok(15_000));
     }
 
     #[test]

@@ -13,9 +13,10 @@ use pellucid_model::{BLOCK_LEN, Model as _};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
+use crate::draft_model::{DraftFiles, DraftInfo};
 use crate::loading::{hash_notes, load_decoder, plan_kv_memory, shared_prefix};
 use crate::recommended_sampling::recommended_sampling;
-use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid};
+use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid, Speculation};
 
 /// Sequences computed at once unless the builder says otherwise.
 const DEFAULT_MAX_SEQUENCES: usize = 8;
@@ -55,6 +56,7 @@ pub struct Builder {
     quotas: Vec<(TenantId, usize)>,
     shared_system: Option<String>,
     chat_template: Option<String>,
+    speculation: Speculation,
     on_event: Box<dyn FnMut(LoadEvent) + Send>,
 }
 
@@ -83,10 +85,14 @@ pub struct ModelInfo {
     pub device: String,
     /// Number format of the KV cache.
     pub kv_type: KvType,
-    /// Size of the KV cache.
+    /// Size of the KV cache, that of the draft model included.
     pub kv_memory: MemoryPlan,
     /// Scratch memory: bytes of the activations and logits of the largest step.
     pub scratch_bytes: u64,
+    /// The draft model, if there is one.
+    pub draft: Option<DraftInfo>,
+    /// Drafters that propose tokens.
+    pub speculation: Speculation,
 }
 
 impl Builder {
@@ -105,6 +111,7 @@ impl Builder {
             quotas: Vec::new(),
             shared_system: None,
             chat_template: None,
+            speculation: Speculation::DEFAULT,
             on_event: Box::new(|_| ()),
         }
     }
@@ -248,6 +255,14 @@ impl Builder {
         self
     }
 
+    /// Sets the drafters that propose tokens. Default: [`Speculation::DEFAULT`]. They do not change any reply.
+    ///
+    /// A draft model takes memory for its weights, and its keys and values come out of the KV memory.
+    pub fn speculate(mut self, speculation: Speculation) -> Builder {
+        self.speculation = speculation;
+        self
+    }
+
     /// Sets a function that is called with notes and progress while the model is opened.
     pub fn on_event(mut self, on_event: impl FnMut(LoadEvent) + Send + 'static) -> Builder {
         self.on_event = Box::new(on_event);
@@ -288,12 +303,27 @@ impl Builder {
         let recommended = recommended_sampling(&checkpoint);
         recommended.warning.into_iter().for_each(|warning| (self.on_event)(LoadEvent::Note(warning)));
         let on_event = &mut self.on_event;
+        let draft_files = match self.speculation.draft_path() {
+            Some(draft) => Some(DraftFiles::open(draft, &self.file_access, &path, &tokenizer, on_event)?),
+            None => None,
+        };
         on_event(LoadEvent::Phase(LoadPhase::Device));
         let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
         let decoder = load_decoder(&checkpoint, self.context_len, &backend, on_event)?;
-        on_event(LoadEvent::Phase(LoadPhase::Memory));
         let config = decoder.config().clone();
-        let kv_memory = plan_kv_memory(&config, &*backend, self.kv_type, self.kv_memory, self.max_sequences)?;
+        let draft = match &draft_files {
+            Some(files) => Some(files.load(config.context_len, &backend, on_event)?),
+            None => None,
+        };
+        on_event(LoadEvent::Phase(LoadPhase::Memory));
+        let kv_memory = plan_kv_memory(
+            &config,
+            draft.as_ref().map(|draft| draft.config()),
+            &*backend,
+            self.kv_type,
+            self.kv_memory,
+            self.max_sequences,
+        )?;
         let chunk_len = backend.chunk_len();
         let options = EngineOptions {
             num_blocks: kv_memory.num_blocks,
@@ -322,6 +352,11 @@ impl Builder {
             let prefix = shared_prefix(system, &tokenizer, template.as_ref(), on_event)?;
             engine.cache_mut().share_prefix(prefix);
         }
+        engine.set_speculation(self.speculation.options());
+        // After the quotas and the shared prefix, which hold for the draft model's cache as well.
+        if let Some(draft) = draft {
+            engine.set_draft_model(Box::new(draft), kv_memory.num_blocks).map_err(Error::Start)?;
+        }
         let model = LoadedModel {
             aliases: Vec::new(),
             id: path.file_stem().map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned()),
@@ -337,7 +372,17 @@ impl Builder {
             now: utc_now,
         };
         let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.file_bytes());
-        let info = ModelInfo { path, files, weight_bytes, device, kv_type: self.kv_type, kv_memory, scratch_bytes };
+        let info = ModelInfo {
+            path,
+            files,
+            weight_bytes,
+            device,
+            kv_type: self.kv_type,
+            draft: draft_files.map(|files| files.info(kv_memory.draft_bytes())),
+            kv_memory,
+            scratch_bytes,
+            speculation: self.speculation,
+        };
         Ok(Loaded { model, info, tenants: self.tenants })
     }
 }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pellucid_engine::ContextDoesNotFit;
+use pellucid_tokenizer::VocabularyDifference;
 
 use crate::{DeviceError, KvType};
 
@@ -28,6 +29,20 @@ pub enum Error {
         path: PathBuf,
         /// The reason.
         source: Box<pellucid_tokenizer::Error>,
+    },
+    /// The draft model has another vocabulary than the model, so its proposals would be wrong.
+    #[error(
+        "the draft model {} and the model {} have different vocabularies: {difference}; use a draft model of the same \
+         family",
+        draft.display(), model.display()
+    )]
+    DraftVocabulary {
+        /// Path of the model.
+        model: PathBuf,
+        /// Path of the draft model.
+        draft: PathBuf,
+        /// The first token that differs: in the draft model, then in the model.
+        difference: VocabularyDifference,
     },
     /// The device cannot be used.
     #[error(transparent)]

@@ -5,6 +5,7 @@
 
 mod builder;
 mod device;
+mod draft_model;
 mod error;
 mod generate_all;
 mod kv_type;
@@ -13,11 +14,13 @@ mod model;
 mod recommended_sampling;
 mod reply;
 mod request;
+mod speculation;
 mod stream;
 mod tiny_model;
 
 pub use builder::{Builder, Loaded, ModelInfo};
 pub use device::{Device, DeviceError, DeviceOptions};
+pub use draft_model::DraftInfo;
 pub use error::Error;
 pub use kv_type::KvType;
 pub use loading::{LoadEvent, LoadPhase, hash_notes, load_decoder, plan_kv_memory};
@@ -25,6 +28,7 @@ pub use model::Pellucid;
 pub use recommended_sampling::{Recommendation, recommended_sampling};
 pub use reply::{Choice, Reply};
 pub use request::{Message, Request};
+pub use speculation::{Speculation, SpeculationError};
 pub use stream::{AsyncReplyStream, ReplyStream};
 pub use tiny_model::TINY_MODEL;
 
@@ -37,3 +41,4 @@ pub use pellucid_engine::{
 };
 pub use pellucid_generate::{Delta, Finish, ReplyToken, ReplyTrace, Summary};
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};
+pub use pellucid_tokenizer::VocabularyDifference;

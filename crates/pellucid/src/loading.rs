@@ -40,6 +40,8 @@ pub enum LoadPhase {
     Files,
     /// The vocabulary and the chat template are read.
     Vocabulary,
+    /// The files of the draft model are read, and its vocabulary is compared.
+    DraftModel,
     /// The device is opened.
     Device,
     /// The weights are packed in the order in which the device's kernels read them.
@@ -53,6 +55,7 @@ impl fmt::Display for LoadPhase {
         f.write_str(match self {
             LoadPhase::Files => "reading the files",
             LoadPhase::Vocabulary => "reading the vocabulary",
+            LoadPhase::DraftModel => "reading the draft model",
             LoadPhase::Device => "opening the device",
             LoadPhase::Weights => "packing the weights",
             LoadPhase::Memory => "reserving memory",
@@ -86,19 +89,29 @@ pub fn load_decoder(
     loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source: Box::new(source) })
 }
 
-/// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one.
+/// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one. A draft
+/// model has as many blocks, which come out of the same budget.
 ///
 /// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory.
 pub fn plan_kv_memory(
     config: &DecoderConfig,
+    draft: Option<&DecoderConfig>,
     backend: &dyn Backend,
     kv_type: KvType,
     kv_memory: Option<u64>,
     num_contexts: usize,
 ) -> Result<MemoryPlan, Error> {
-    let bytes_per_block = KvMemory::bytes_per_block(config, kv_type.dtype(), BLOCK_LEN)
-        .map_err(|error| Error::Start(error.into()))? as u64;
-    let need = KvNeed { bytes_per_block, block_len: BLOCK_LEN, context_len: config.context_len, num_contexts };
+    let bytes_per_block = |config: &DecoderConfig| {
+        let bytes = KvMemory::bytes_per_block(config, kv_type.dtype(), BLOCK_LEN);
+        bytes.map(|bytes| bytes as u64).map_err(|error| Error::Start(error.into()))
+    };
+    let need = KvNeed {
+        bytes_per_block: bytes_per_block(config)?,
+        draft_bytes_per_block: draft.map_or(Ok(0), bytes_per_block)?,
+        block_len: BLOCK_LEN,
+        context_len: config.context_len,
+        num_contexts,
+    };
     let budget = match kv_memory {
         Some(bytes) => KvBudget::Bytes(bytes),
         None => backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf),

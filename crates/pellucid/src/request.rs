@@ -81,6 +81,8 @@ pub struct Request {
     beams: Option<BeamParams>,
     loop_guard: bool,
     trace: bool,
+    speculate: bool,
+    prediction: Option<String>,
     tenant: Option<String>,
     priority: i32,
     timeout: Option<Duration>,
@@ -125,6 +127,8 @@ impl Request {
             beams: None,
             loop_guard: false,
             trace: false,
+            speculate: true,
+            prediction: None,
             tenant: None,
             priority: 0,
             timeout: None,
@@ -256,7 +260,22 @@ impl Request {
         self
     }
 
-    /// Records how each token was chosen: every sampling step with its candidates, and the draw.
+    /// Sets whether the model's drafters propose tokens. Default: true. The reply is the same without them.
+    pub fn speculate(mut self, speculate: bool) -> Request {
+        self.speculate = speculate;
+        self
+    }
+
+    /// Sets a text that the reply is expected to contain, such as a file that is to be edited. A drafter proposes from
+    /// it, also where the model has no other drafters; the reply is the same without it. Rejected if `speculate` is
+    /// false.
+    pub fn prediction(mut self, text: impl Into<String>) -> Request {
+        self.prediction = Some(text.into());
+        self
+    }
+
+    /// Records how each token was chosen: every sampling step with its candidates, the draw, and the proposal of a
+    /// drafter.
     pub fn trace(mut self) -> Request {
         self.trace = true;
         self
@@ -292,6 +311,10 @@ impl Request {
         if self.stops.iter().any(String::is_empty) {
             return Err(option("stop", "a text that is not empty", "\"\""));
         }
+        if self.prediction.is_some() && !self.speculate {
+            return Err(option("prediction", "none with speculate(false)", "a prediction"));
+        }
+        let prediction = self.prediction.as_deref().map_or_else(Vec::new, |text| model.tokenizer.encode(text));
         let (prompt, continues_text) = self.prompt_ids(model)?;
         let best_of = self.best_of.unwrap_or(self.num_choices);
         let request = pellucid_engine::Request {
@@ -302,6 +325,8 @@ impl Request {
             beams: self.beams,
             loop_guard: self.loop_guard,
             trace: self.trace,
+            speculate: self.speculate,
+            prediction,
             priority: self.priority,
             deadline: self.timeout,
             ..pellucid_engine::Request::new(prompt, self.sampling_params(model, best_of))

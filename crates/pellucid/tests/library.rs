@@ -13,7 +13,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use pellucid::{
     BeamParams, Device, EarlyStopping, Error, FileAccess, Finish, KvType, LoadEvent, Message, Pellucid, Preset,
-    Repetition, Reply, Request,
+    Repetition, Reply, Request, Speculation,
 };
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tiny.gguf");
@@ -437,4 +437,64 @@ fn the_loop_guard_ends_a_reply_that_repeats_itself() {
     let reply = model.generate(looping().loop_guard()).unwrap();
     assert_eq!(*reply.finish(), Finish::Repetition(Repetition { period: 1, repeats: 258 }));
     assert_eq!(*model.generate(looping()).unwrap().finish(), Finish::MaxTokens);
+}
+
+#[test]
+fn drafters_change_no_reply() {
+    let requests = || {
+        let sampled = (0..4).map(|seed| text(PROMPT).temperature(0.9).seed(seed).logprobs(2).max_tokens(60));
+        let predicted = text(PROMPT).prediction(", there was a little girl named Lily. She loved to play.");
+        sampled.chain([text(PROMPT), text(LONG), predicted, text(PROMPT).speculate(false)])
+    };
+    let plain = open().generate_all(requests()).unwrap();
+    for speculation in ["ngram", "suffix", "ngram,suffix"] {
+        let speculation: Speculation = speculation.parse().unwrap();
+        for speculation in [speculation.clone(), speculation.draft_model(TINY).max_draft_tokens(4)] {
+            let builder = Pellucid::builder(TINY).device(Device::Cpu).threads(1).speculate(speculation.clone());
+            let model = builder.open().unwrap();
+            // Twice: the second time, the drafters have seen the replies.
+            for _ in 0..2 {
+                let replies = model.generate_all(requests()).unwrap();
+                for (reply, plain) in replies.iter().zip(&plain) {
+                    assert_eq!(reply.text(), plain.text(), "{speculation}");
+                    assert_eq!(reply.choices[0].tokens, plain.choices[0].tokens, "{speculation}");
+                    assert_eq!(reply.summary.completion_tokens, plain.summary.completion_tokens, "{speculation}");
+                }
+                assert_eq!(replies.last().unwrap().summary.speculation.total().drafted, 0, "speculate(false)");
+            }
+        }
+    }
+    let refused = open().generate(text(PROMPT).prediction("a").speculate(false)).unwrap_err();
+    assert!(matches!(refused, Error::Option { name: "prediction", .. }), "{refused}");
+}
+
+#[test]
+fn a_draft_model_shares_the_memory_for_keys_and_values() {
+    let open = |speculation: Speculation| {
+        let builder = Pellucid::builder(TINY).device(Device::Cpu).context(512).kv_memory(4 << 20);
+        builder.speculate(speculation).open().unwrap()
+    };
+    let (alone, drafted) = (open(Speculation::OFF), open(Speculation::OFF.draft_model(TINY)));
+    let (one, both) = (alone.info().kv_memory, drafted.info().kv_memory);
+    // The draft model is the model itself, so it takes half of the budget.
+    assert_eq!(both.num_blocks, one.num_blocks / 2);
+    assert!(both.bytes() <= 4 << 20 && both.draft_bytes() == both.bytes() / 2);
+    let draft = drafted.info().draft.as_ref().unwrap();
+    assert_eq!((draft.weight_bytes, draft.kv_bytes), (drafted.info().weight_bytes, both.draft_bytes()));
+    assert!(alone.info().draft.is_none() && alone.info().speculation.is_off());
+}
+
+#[test]
+fn a_draft_model_with_another_vocabulary_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    pellucid_testing::tiny_model(folder.path(), None);
+    let refused = Pellucid::builder(TINY).speculate(Speculation::OFF.draft_model(folder.path())).open().unwrap_err();
+    assert!(matches!(&refused, Error::DraftVocabulary { difference, .. } if difference.id < 96), "{refused}");
+    let message = refused.to_string();
+    assert!(
+        message.contains("have different vocabularies: token ") && message.contains("in the first vocabulary"),
+        "{message}"
+    );
+    let missing = Pellucid::builder(TINY).speculate(Speculation::OFF.draft_model("no.gguf")).open().unwrap_err();
+    assert!(matches!(missing, Error::Open(_)), "{missing}");
 }

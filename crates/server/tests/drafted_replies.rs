@@ -199,6 +199,37 @@ fn beam_search_runs_without_speculation_and_says_so() {
 }
 
 #[test]
+fn a_prediction_is_proposed_and_changes_no_reply() {
+    // The server has no drafters of its own.
+    let server = Server::start();
+    for fields in ["\"temperature\":0,\"max_tokens\":60", "\"seed\":7,\"n\":2,\"logprobs\":true,\"max_tokens\":60"] {
+        let fields = format!("{fields},\"ignore_eos\":true");
+        let plain = server.chat(&fields).ok();
+        let text = plain["choices"][0]["message"]["content"].as_str().unwrap();
+        let reversed: String = text.chars().rev().collect();
+        let predicted = |content: &Value| {
+            server.chat(&format!("{fields},\"prediction\":{{\"type\":\"content\",\"content\":{content}}}")).ok()
+        };
+        let details = |reply: &Value| {
+            let details = &reply["usage"]["completion_tokens_details"];
+            let of = |name: &str| details[name].as_u64().unwrap();
+            (of("accepted_prediction_tokens"), of("rejected_prediction_tokens"))
+        };
+        let right = predicted(&json!(text));
+        assert_eq!(right["choices"], plain["choices"], "{fields}");
+        assert_eq!(right["usage"]["completion_tokens"], plain["usage"]["completion_tokens"]);
+        assert!(details(&right).0 > 30, "{:?}", details(&right));
+        let counts = &right["pellucid"]["speculation"]["drafters"]["prediction"];
+        assert_eq!((&counts["accepted"], &counts["rejected"]), (&json!(details(&right).0), &json!(details(&right).1)));
+        let wrong = predicted(&json!(reversed));
+        assert_eq!(wrong["choices"], plain["choices"], "{fields}");
+        assert!(details(&wrong).0 < details(&right).0);
+        let parts = json!([{ "type": "text", "text": text }, { "type": "text", "text": "x" }]);
+        assert_eq!(predicted(&parts)["choices"], plain["choices"], "{fields}");
+    }
+}
+
+#[test]
 fn predictions_are_strict() {
     let server = Server::start();
     let text = "b".repeat(support::CONTEXT + 1);

@@ -20,6 +20,7 @@ use pellucid_tensor::Backend;
 
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
+use crate::flags::speculation::SpeculationArgs;
 use crate::flags::usage_error::UsageError;
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
@@ -76,9 +77,17 @@ impl ComputeArgs {
         self.load(self.builder(path, hub)?.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
-    /// Opens a model like [`ComputeArgs::open`], with the template of `--chat-template` if it is given.
-    pub(crate) fn open_with(&self, path: &Path, width: usize, hub: &Hub, template: &TemplateArgs) -> Result<Loaded> {
-        let builder = template.apply(self.builder(path, hub)?)?;
+    /// Opens a model like [`ComputeArgs::open`], with the template of `--chat-template` if it is given, and with
+    /// drafters.
+    pub(crate) fn open_with(
+        &self,
+        path: &Path,
+        width: usize,
+        hub: &Hub,
+        template: &TemplateArgs,
+        speculation: &SpeculationArgs,
+    ) -> Result<Loaded> {
+        let builder = speculation.apply(template.apply(self.builder(path, hub)?)?, hub)?;
         self.load(builder.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
@@ -156,6 +165,7 @@ impl ComputeArgs {
             pellucid::Error::Tokenizer { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::GivenTemplate(source) => Error::new(*source).context("--chat-template"),
             pellucid::Error::Device(error) => device_in_flags(error),
+            error @ pellucid::Error::DraftVocabulary { .. } => UsageError::because(format!("--speculate: {error}")),
             pellucid::Error::KvMemory { kv_type, source } => self.memory_in_flags(kv_type, source),
             pellucid::Error::Start(source) => source.into(),
             other => other.into(),
@@ -205,10 +215,17 @@ pub(crate) fn resident_bytes() -> Option<u64> {
 pub(crate) fn memory_text(info: &ModelInfo) -> String {
     let plan = &info.kv_memory;
     let contexts = plan.num_tokens() as f64 / plan.need.context_len as f64;
+    let draft = info.draft.as_ref().map_or_else(String::new, |draft| {
+        format!(
+            "; draft model: weights {}, keys and values {}",
+            bytes_text(draft.weight_bytes),
+            bytes_text(draft.kv_bytes)
+        )
+    });
     format!(
-        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}), scratch {}",
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}), scratch {}{draft}",
         bytes_text(info.weight_bytes),
-        bytes_text(plan.bytes()),
+        bytes_text(plan.bytes() - plan.draft_bytes()),
         info.kv_type.dtype(),
         grouped(plan.num_tokens() as u64),
         grouped(plan.need.context_len as u64),

@@ -10,4 +10,5 @@ pub(crate) mod compute;
 pub(crate) mod prompt;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;
+pub(crate) mod speculation;
 pub(crate) mod usage_error;

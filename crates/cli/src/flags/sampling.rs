@@ -267,7 +267,7 @@ impl SamplingArgs {
         let is_known = name == "preset" || OPTIONS.iter().any(|option| option.flag() == name);
         if !is_known {
             let names: Vec<&str> = OPTIONS.iter().map(|option| option.flag()).collect();
-            bail!("there is no option {name}; expected max-tokens, preset, {}", listed(&names, "or"));
+            bail!("there is no option {name}; expected max-tokens, preset, speculate, {}", listed(&names, "or"));
         }
         let command = SamplingArgs::augment_args(Command::new("set")).no_binary_name(true);
         let matches = command.try_get_matches_from([format!("--{name}={value}")]);
@@ -457,7 +457,7 @@ mod tests {
         let error = |name, value| preset.changed(name, value).unwrap_err().to_string();
         assert_eq!(error("top-p", "x"), "top-p: \"x\" is not a value of this option");
         assert_eq!(error("top-p", "7"), "--top-p: expected 0 to 1, found 7");
-        assert!(error("topp", "1").starts_with("there is no option topp; expected max-tokens, preset, "));
+        assert!(error("topp", "1").starts_with("there is no option topp; expected max-tokens, preset, speculate, "));
     }
 
     #[test]

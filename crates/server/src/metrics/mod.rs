@@ -351,7 +351,7 @@ impl Collector for EngineCollector {
             let name = format!("{}{name}", self.prefix);
             gauge.encode(encoder.encode_descriptor(&name, help, None, gauge.metric_type())?)?;
         }
-        let counters: [(&str, &str, u64); 8] = [
+        let counters: [(&str, &str, u64); 9] = [
             ("steps", "Steps of the engine", stats.steps),
             ("steps_ahead", "Steps launched before the preceding step had ended", stats.steps_ahead),
             ("discarded_tokens", "Tokens computed in steps launched ahead and then discarded", stats.tokens_discarded),
@@ -362,6 +362,7 @@ impl Collector for EngineCollector {
             ),
             ("computed_output_tokens", "Tokens computed in decode", stats.decode_tokens),
             ("preemptions", "Requests preempted and computed again", stats.preemptions),
+            ("draft_errors", "Steps of the draft model that failed, which no reply notices", stats.draft_errors),
             ("engine_failures", "Requests that failed in the engine", stats.failed_requests),
             ("engine_cancels", "Requests cancelled by their reader", stats.cancelled_requests),
         ];

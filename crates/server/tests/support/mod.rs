@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
-use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit};
+use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit, SpeculationOptions};
 use pellucid_generate::LoadedModel;
 use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
 use pellucid_sampling::SamplingDefaults;
@@ -175,6 +175,8 @@ impl Server {
         let quotas: Vec<_> = tenants.kv_quotas().collect();
         let tenants = SharedTenants::from(tenants);
         let mut engine = Engine::new(Box::new(model), backend, options).unwrap();
+        // Without a length, the engine would choose one by the time that steps take.
+        engine.set_speculation(SpeculationOptions { fixed_draft_len: Some(8), ..SpeculationOptions::OFF });
         setup.drafter.into_iter().for_each(|drafter| engine.add_drafter(drafter));
         for (tenant, tokens) in quotas {
             let blocks = engine.cache().blocks_for(tokens as usize);

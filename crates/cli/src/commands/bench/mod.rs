@@ -15,13 +15,13 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::builder::PossibleValuesParser;
-use pellucid_engine::MAX_DRAFT_LEN;
 use pellucid_model::Model;
 use pellucid_model::{QuantScheme, SyntheticModel};
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
 use crate::flags::sampling::SamplingArgs;
+use crate::flags::speculation::SpeculationArgs;
 use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
@@ -74,7 +74,7 @@ pub(crate) struct BenchArgs {
     serving: ServingArgs,
 
     #[command(flatten)]
-    speculation: SpeculationArgs,
+    forced: AcceptanceArgs,
 
     /// Answer ordinary questions and count the right answers: 40 built-in
     /// ones, or those of a TOML file (--questions=FILE)
@@ -107,6 +107,9 @@ pub(crate) struct BenchArgs {
     sampling: SamplingArgs,
 
     #[command(flatten)]
+    speculation: SpeculationArgs,
+
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -136,17 +139,18 @@ struct SpeedArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Speculation")]
-struct SpeculationArgs {
+struct AcceptanceArgs {
     /// Rates at which the model accepts drafted tokens, forced by the
     /// benchmark: random weights would accept none. Measures --batch and
-    /// --depth [default: 128] with and without drafts, through the engine
+    /// --depth [default: 128] with and without drafts, through the engine.
+    /// --draft-tokens is the length of each draft [default: 4]
     #[arg(
         long,
         verbatim_doc_comment,
         value_name = "RATE",
         value_delimiter = ',',
         requires_all = ["shape", "draft_shape"],
-        conflicts_with_all = ["load", "prompt"]
+        conflicts_with_all = ["load", "prompt", "speculate"]
     )]
     acceptance: Vec<f64>,
 
@@ -168,16 +172,6 @@ struct SpeculationArgs {
         value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name))
     )]
     draft_type: Option<String>,
-
-    /// Tokens to draft in every step
-    #[arg(
-        long,
-        value_name = "N",
-        requires = "acceptance",
-        default_value_t = 4,
-        value_parser = clap::value_parser!(u32).range(1..=MAX_DRAFT_LEN as i64)
-    )]
-    draft_tokens: u32,
 }
 
 #[derive(Debug, clap::Args)]
@@ -252,6 +246,9 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     if let Some(path) = &args.write {
         return model::write(args, path, interrupt);
     }
+    if args.forced.acceptance.is_empty() {
+        args.speculation.check()?;
+    }
     if let Some(file) = &args.questions {
         return questions::run(args, file, hub, interrupt, output);
     }
@@ -264,9 +261,12 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     if !serves && args.compute.kv_memory.is_some() {
         bail_usage!("--kv-memory applies to the engine and needs --concurrency or --rate");
     }
+    if !serves && args.forced.acceptance.is_empty() && args.speculation.is_given() {
+        bail_usage!("--speculate applies to the engine and needs --concurrency, --rate or --questions");
+    }
     let mut ready = model::load(args, hub)?;
-    if let Some(shape) = &args.speculation.draft_shape {
-        let scheme = args.speculation.draft_type.as_ref().or(args.scheme.as_ref());
+    if let Some(shape) = &args.forced.draft_shape {
+        let scheme = args.forced.draft_type.as_ref().or(args.scheme.as_ref());
         let draft = model::random_on(args, shape, scheme.map(String::as_str), &ready.backend)?;
         return speculation(args, ready, draft, output);
     }
@@ -291,7 +291,8 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
         result["speed"] = json!(rows);
     }
     if serves {
-        let levels = serving::run(&args.serving, ready)?;
+        let drafters = model::drafters(args, hub, &ready)?;
+        let levels = serving::run(&args.serving, ready, drafters)?;
         if !args.json {
             text::serving(output, &levels)?;
         }
@@ -303,15 +304,22 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     Ok(())
 }
 
+/// Length of drafts with `--acceptance`, unless `--draft-tokens` says otherwise.
+const FORCED_DRAFT_TOKENS: usize = 4;
+
 /// Measures a model with a draft model.
 fn speculation(args: &BenchArgs, ready: model::Ready, draft: model::Ready, output: &mut Output) -> Result<()> {
-    acceptance::check(&args.speculation, &args.speed, &ready, &draft)?;
+    let forced = acceptance::Forced {
+        acceptance: args.forced.acceptance.clone(),
+        draft_tokens: args.speculation.draft_tokens().unwrap_or(FORCED_DRAFT_TOKENS),
+    };
+    acceptance::check(&forced, &args.speed, &ready, &draft)?;
     let machines = [ready.machine()?, draft.machine()?];
     if !args.json {
         machines.iter().try_for_each(|machine| text::machine(output, machine))?;
         output.flush()?;
     }
-    let results = acceptance::run(&args.speculation, &args.speed, ready, draft)?;
+    let results = acceptance::run(&forced, &args.speed, ready, draft)?;
     if args.json {
         let [machine, draft] = machines;
         output.write_json(&json!({ "machine": machine, "draft": draft, "acceptance": results }))?;

@@ -7,12 +7,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use pellucid_checkpoint::{Checkpoint, GgufWriter, NewTensor, Source};
-use pellucid_model::{Decoder, QuantScheme, SyntheticModel};
+use pellucid_engine::SpeculationOptions;
+use pellucid_model::{Decoder, Model, QuantScheme, SyntheticModel};
 use pellucid_tensor::{Backend, DType};
 use serde::Serialize;
 
 use super::BenchArgs;
 use crate::atomic_file::{self, AtomicFile};
+use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
 
@@ -81,6 +83,27 @@ fn ready(args: &BenchArgs, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) 
     let path = checkpoint.path();
     let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
     Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend, kv_dtype: args.compute.kv_type.dtype() })
+}
+
+/// Drafters of the engine that is measured.
+pub(super) struct Drafters {
+    pub(super) options: SpeculationOptions,
+    /// The draft model.
+    pub(super) model: Option<Decoder>,
+}
+
+/// Returns the drafters of `--speculate`, with the draft model on the device of the model.
+pub(super) fn drafters(args: &BenchArgs, hub: &Hub, ready: &Ready) -> Result<Drafters> {
+    let speculation = args.speculation.resolve(hub)?;
+    let options = speculation.options();
+    let Some(path) = speculation.draft_path() else { return Ok(Drafters { options, model: None }) };
+    let checkpoint = args.compute.checkpoint(path, hub)?;
+    let model = args.compute.decoder(&checkpoint, &ready.backend)?;
+    let (own, target) = (model.config().vocab_size, ready.model.config().vocab_size);
+    if own != target {
+        bail_usage!("--speculate: the draft model has {own} tokens, expected {target}, those of {}", ready.name);
+    }
+    Ok(Drafters { options, model: Some(model) })
 }
 
 /// Creates random weights, and shows progress on a terminal.

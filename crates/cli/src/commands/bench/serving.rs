@@ -10,7 +10,7 @@ use pellucid_model::{BLOCK_LEN, DecoderConfig, Model};
 use pellucid_sampling::SamplingParams;
 use serde::Serialize;
 
-use super::model::Ready;
+use super::model::{Drafters, Ready};
 use super::percentiles::Percentiles;
 use super::{Length, ServingArgs};
 use crate::flags::usage_error::bail_usage;
@@ -48,16 +48,19 @@ pub(super) struct Level {
     pub(super) decode_tokens: u64,
     pub(super) cached_tokens: u64,
     pub(super) preemptions: u64,
+    /// Tokens that drafters proposed, and those of them that the model chose.
+    pub(super) drafted_tokens: u64,
+    pub(super) accepted_tokens: u64,
     /// Maximum observed fraction of KV blocks in use.
     pub(super) kv_peak: f64,
 }
 
-pub(super) fn run(args: &ServingArgs, ready: Ready) -> Result<Vec<Level>> {
+pub(super) fn run(args: &ServingArgs, ready: Ready, drafters: Drafters) -> Result<Vec<Level>> {
     let arrivals: Vec<Arrival> = (args.concurrency.iter().map(|&n| Arrival::Concurrency(n)))
         .chain(args.rate.iter().map(|&rate| Arrival::Rate(rate)))
         .collect();
     let config = ready.model.config().clone();
-    let engine = start(ready, args, &arrivals)?;
+    let engine = start(ready, drafters, args, &arrivals)?;
     arrivals.into_iter().map(|arrival| level(args, arrival, &engine, &config)).collect()
 }
 
@@ -80,7 +83,7 @@ fn longest(args: &ServingArgs) -> usize {
 }
 
 /// Starts an engine with memory for every request that may run at once.
-fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<EngineHandle> {
+fn start(ready: Ready, drafters: Drafters, args: &ServingArgs, arrivals: &[Arrival]) -> Result<EngineHandle> {
     let widest = arrivals.iter().map(|arrival| match arrival {
         Arrival::Concurrency(n) => *n as usize,
         Arrival::Rate(_) => OPEN_LOOP_SEQUENCES,
@@ -100,7 +103,12 @@ fn start(ready: Ready, args: &ServingArgs, arrivals: &[Arrival]) -> Result<Engin
         secret: [0; 32],
     };
     let Ready { model, backend, .. } = ready;
-    Ok(EngineHandle::start(Engine::new(Box::new(model), backend, options)?))
+    let mut engine = Engine::new(Box::new(model), backend, options)?;
+    engine.set_speculation(drafters.options);
+    if let Some(draft) = drafters.model {
+        engine.set_draft_model(Box::new(draft), options.num_blocks)?;
+    }
+    Ok(EngineHandle::start(engine))
 }
 
 /// Sequences that run at once when requests arrive at random times; further ones wait.
@@ -202,6 +210,7 @@ fn summary(
     let total = |count: fn(&RequestStats) -> usize| finished.iter().map(count).sum::<usize>() as f64;
     let spread = |time: fn(&RequestStats) -> Option<Duration>| Percentiles::of(finished.iter().filter_map(time));
     let step_time = (after.step_time - before.step_time).as_secs_f64();
+    let drafts = |stats: &EngineStats| stats.speculation.total();
     let forward_time = (after.forward_time - before.forward_time).as_secs_f64();
     Level {
         arrival,
@@ -221,6 +230,8 @@ fn summary(
         decode_tokens: after.decode_tokens - before.decode_tokens,
         cached_tokens: after.cached_tokens - before.cached_tokens,
         preemptions: after.preemptions - before.preemptions,
+        drafted_tokens: drafts(&after).drafted - drafts(&before).drafted,
+        accepted_tokens: drafts(&after).accepted - drafts(&before).accepted,
         kv_peak,
     }
 }

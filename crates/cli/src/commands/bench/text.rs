@@ -67,6 +67,10 @@ pub(super) fn serving(out: &mut impl Write, levels: &[Level]) -> Result<()> {
             grouped(level.cached_tokens),
             level.preemptions,
         )?;
+        if level.drafted_tokens > 0 {
+            let (accepted, drafted) = (grouped(level.accepted_tokens), grouped(level.drafted_tokens));
+            writeln!(out, "  {accepted} of {drafted} drafted tokens accepted")?;
+        }
         if level.ahead_share > 0.0 {
             let (share, discarded) = (level.ahead_share * 100.0, grouped(level.discarded_tokens));
             writeln!(

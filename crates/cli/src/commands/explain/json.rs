@@ -1,6 +1,7 @@
 //! The trace for programs, as JSON lines: a header, an object for each token, an object for the end.
 
-use pellucid_sampling::{Logprobs, OPTIONS, OptionKind, RunnerTrace, SamplingParams, StepKind, TokenTrace, ValueRef};
+use pellucid_engine::TokenEvent;
+use pellucid_sampling::{OPTIONS, OptionKind, RunnerTrace, SamplingParams, StepKind, TokenTrace, ValueRef};
 use pellucid_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -54,12 +55,12 @@ fn number(value: f32) -> Value {
     value.to_string().parse::<f64>().map_or(Value::Null, |value| json!(value))
 }
 
-/// Returns the object of one token. `index` counts from 0.
+/// Returns the object of one token. `index` counts from 0; `trace` is that of the event.
 pub(super) fn token(
     tokenizer: &Tokenizer,
     index: usize,
+    event: &TokenEvent,
     trace: &TokenTrace,
-    logprobs: &Logprobs,
     end: Option<&str>,
 ) -> Value {
     let text = |id: u32| text_of(tokenizer, id);
@@ -76,8 +77,10 @@ pub(super) fn token(
         json!({ "id": runner.id, "text": text(runner.id), "probability": runner.probability, "u": runner.u,
                 "time": runner.time })
     };
-    let top: Vec<Value> =
-        (logprobs.top.iter()).map(|&(id, logprob)| json!({ "id": id, "text": text(id), "logprob": logprob })).collect();
+    let top: Vec<Value> = (event.logprobs.iter())
+        .flat_map(|logprobs| &logprobs.top)
+        .map(|&(id, logprob)| json!({ "id": id, "text": text(id), "logprob": logprob }))
+        .collect();
     let id = trace.draw.winner.id;
     json!({
         "type": "token",
@@ -94,6 +97,12 @@ pub(super) fn token(
             "winner": runner(trace.draw.winner),
             "runner_up": trace.draw.runner_up.map(runner),
         },
+        "proposal": event.proposal.map(|proposal| json!({
+            "drafter": proposal.drafter.name(),
+            "id": proposal.token,
+            "text": text(proposal.token),
+            "accepted": proposal.token == id,
+        })),
         "end": end,
     })
 }

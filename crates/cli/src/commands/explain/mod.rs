@@ -18,6 +18,7 @@ use serde_json::Value;
 use crate::flags::compute::ComputeArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
+use crate::flags::speculation::SpeculationArgs;
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::cells::Paint;
@@ -86,6 +87,9 @@ pub(crate) struct ExplainArgs {
     sampling: SamplingArgs,
 
     #[command(flatten)]
+    speculation: SpeculationArgs,
+
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -109,7 +113,9 @@ pub(crate) fn run(
     let Some(prompt) = question.prompt else { bail_usage!("there is no prompt to explain: give a PROMPT") };
     let path = hub.resolve(question.model.as_deref())?;
     args.sampling.check().or_usage()?;
-    let model = args.compute.open_with(&path, 1, hub, &args.prompt.template)?.model;
+    args.speculation.check()?;
+    let loaded = args.compute.open_with(&path, 1, hub, &args.prompt.template, &args.speculation)?;
+    let (model, drafters) = (loaded.model, loaded.info.speculation);
     let params = args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?;
     let prompt = args.prompt.for_model(prompt, &model)?;
     let explanation = Explanation {
@@ -119,6 +125,8 @@ pub(crate) fn run(
         origin: args.sampling.origin(&model.sampling),
         max_tokens: args.max_tokens as usize,
         loop_guard: !args.no_loop_guard,
+        speculate: true,
+        has_drafters: !drafters.is_off(),
         num_candidates: args.candidates as usize,
         is_colored: match args.color {
             ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
@@ -142,6 +150,9 @@ pub(crate) struct Explanation {
     pub(crate) origin: String,
     pub(crate) max_tokens: usize,
     pub(crate) loop_guard: bool,
+    /// Whether drafters propose tokens, if there are any.
+    pub(crate) speculate: bool,
+    pub(crate) has_drafters: bool,
     /// Candidates to show for each token.
     pub(crate) num_candidates: usize,
     pub(crate) is_colored: bool,
@@ -174,6 +185,7 @@ impl Explanation {
                 vocab_size: model.vocab_size,
                 num_rows: self.num_candidates,
                 paint: Paint { is_on: self.is_colored },
+                shows_proposals: self.speculate && self.has_drafters,
                 width: columns.clamp(*page::WIDTHS.start(), *page::WIDTHS.end()),
             },
             is_json: self.is_json,
@@ -192,6 +204,7 @@ impl Explanation {
             max_tokens: Some(self.max_tokens),
             loop_guard: self.loop_guard,
             trace: true,
+            speculate: self.speculate,
             ..Request::new(ids.clone(), params.clone())
         })?;
         // The reply of a chat is a new text; otherwise it continues the prompt's text.
@@ -277,9 +290,9 @@ impl Explainer<'_> {
         };
         if self.is_json {
             let end = finish.map(|finish| finish_name(Some(finish)));
-            write_line(output, &json::token(self.page.tokenizer, number - 1, trace, logprobs, end))?;
+            write_line(output, &json::token(self.page.tokenizer, number - 1, token, trace, end))?;
         } else {
-            write!(output, "{}", self.page.token(number, trace, logprobs, written))?;
+            write!(output, "{}", self.page.token(number, trace, logprobs, token.proposal, written))?;
         }
         Ok(output.flush()?)
     }

@@ -1,6 +1,7 @@
 //! The trace for people, in 50 to 200 columns: the sampling chain in words, a legend, then each token's table, draw
 //! and text so far.
 
+use pellucid_engine::Proposal;
 use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
 
@@ -32,6 +33,8 @@ pub(super) struct Page<'t> {
     pub(super) vocab_size: usize,
     pub(super) num_rows: usize,
     pub(super) paint: Paint,
+    /// Whether there are drafters, so that the legend explains their proposals.
+    pub(super) shows_proposals: bool,
     /// Columns, one of [`WIDTHS`].
     pub(super) width: usize,
 }
@@ -71,7 +74,8 @@ impl Page<'_> {
         }
         lines.push(String::new());
         lines.push("how to read the tables".into());
-        let legend = LEGEND.iter().flat_map(|text| wrapped(text, self.width - MARGIN.len()));
+        let proposals = self.shows_proposals.then_some(PROPOSALS);
+        let legend = LEGEND.into_iter().chain(proposals).flat_map(|text| wrapped(text, self.width - MARGIN.len()));
         lines.extend(legend.map(|line| MARGIN.to_owned() + &line));
         lines.push(String::new());
         joined(&lines)
@@ -93,7 +97,14 @@ impl Page<'_> {
     }
 
     /// Returns the table of one token. `number` counts from 1.
-    pub(super) fn token(&self, number: usize, trace: &TokenTrace, logprobs: &Logprobs, written: &Written) -> String {
+    pub(super) fn token(
+        &self,
+        number: usize,
+        trace: &TokenTrace,
+        logprobs: &Logprobs,
+        proposal: Option<Proposal>,
+        written: &Written,
+    ) -> String {
         let table = Table::new(trace, logprobs, self.num_rows, self.vocab_size, max_columns(self.width));
         let mut lines =
             vec![self.rule(&format!("token {number} · position {} · id {}", trace.position, trace.draw.winner.id))];
@@ -108,6 +119,7 @@ impl Page<'_> {
             (-own / std::f64::consts::LN_2).max(0.0)
         );
         lines.extend(self.paragraph("model", &surprise));
+        lines.extend(proposal.into_iter().flat_map(|proposal| self.proposal(proposal, trace.draw.winner.id)));
         lines.extend(self.text(trace.draw.winner.id, written));
         lines.push(String::new());
         joined(&lines)
@@ -227,6 +239,16 @@ impl Page<'_> {
         line.trim_end().to_owned()
     }
 
+    /// Describes what a drafter proposed in place of the token `chosen`.
+    fn proposal(&self, proposal: Proposal, chosen: u32) -> Vec<String> {
+        let drafter = proposal.drafter.name();
+        let text = match proposal.token == chosen {
+            true => format!("✓ {drafter} proposed it: accepted"),
+            false => format!("✗ {drafter} proposed {}: rejected", beginning(&self.name(proposal.token), 24)),
+        };
+        self.paragraph("draft", &text)
+    }
+
     /// Returns the end of the text with the new token marked, by colour or by a line below it.
     fn text(&self, id: u32, written: &Written) -> Vec<String> {
         let columns = self.width - MARGIN.len() - TOPIC;
@@ -284,6 +306,10 @@ const LEGEND: [&str; 4] = [
      tokens that are left.",
     "Bars, where there is room, show the probability by the model (left) and in the draw (right), on one scale.",
 ];
+
+/// Explains the line of a drafter.
+const PROPOSALS: &str = "\"draft\" names the drafter that proposed a token for this position: ✓ accepted, because the \
+                         model chose the same token; ✗ rejected. Proposals do not change which token is chosen.";
 
 /// Returns the number of steps that have a column in a page of `width` columns.
 fn max_columns(width: usize) -> usize {
@@ -400,6 +426,30 @@ mod tests {
             assert!(figures(value).len() <= 9, "{}", figures(value));
         }
         assert_eq!([figures(0.5), figures(0.9999999), figures(0.0001)], ["0.5000", "0.9999999", "1.00e-4"]);
+    }
+
+    #[test]
+    fn a_proposal_says_who_and_whether_it_was_accepted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tiny.gguf");
+        std::fs::write(&path, pellucid::TINY_MODEL).unwrap();
+        let checkpoint = pellucid_checkpoint::Checkpoint::open(&path).unwrap();
+        let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();
+        let page = Page {
+            tokenizer: &tokenizer,
+            params: &SamplingParams::default(),
+            vocab_size: tokenizer.vocab_size(),
+            num_rows: 4,
+            paint: Paint { is_on: false },
+            shows_proposals: true,
+            width: 60,
+        };
+        let id = tokenizer.encode_within(" there")[0];
+        let proposal = Proposal { drafter: pellucid_engine::DrafterKind::Ngram, token: id };
+        assert_eq!(page.proposal(proposal, id), ["   draft    ✓ ngram proposed it: accepted"]);
+        assert_eq!(page.proposal(proposal, id + 1), ["   draft    ✗ ngram proposed ␣there: rejected"]);
+        assert!(page.head("title", &[id], &[]).contains("\"draft\" names the drafter"));
+        assert!(!Page { shows_proposals: false, ..page }.head("title", &[id], &[]).contains("drafter"));
     }
 
     #[test]

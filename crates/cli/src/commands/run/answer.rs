@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pellucid::Speculation;
 use pellucid_engine::{BeamParams, Error, Repetition, Request};
 use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest};
 use pellucid_sampling::SamplingParams;
@@ -37,6 +38,9 @@ pub(super) struct Answerer<'a> {
     pub(super) stops: Vec<String>,
     /// With `--json`: the time that loading the model took.
     pub(super) json_load: Option<Duration>,
+    /// Whether drafters propose tokens, if there are any.
+    pub(super) speculate: bool,
+    pub(super) drafters: Speculation,
 }
 
 /// The result of a request.
@@ -59,6 +63,7 @@ impl Answerer<'_> {
             loop_guard: self.loop_guard,
             best_of: self.best_of,
             beams: self.beams,
+            speculate: self.speculate,
             ..Request::new(ids, self.sampling.clone())
         };
         let request = match prompt {
@@ -82,6 +87,7 @@ impl Answerer<'_> {
             model: &self.model,
             generation: &generation,
             sampling: &self.sampling,
+            is_drafted: self.speculate && !self.drafters.is_off() && self.beams.is_none(),
             is_sampled: self.sampling.temperature > 0.0 && self.beams.is_none(),
         };
         let text = match self.json_load {

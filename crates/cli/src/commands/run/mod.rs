@@ -16,6 +16,7 @@ use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::{BeamArgs, SamplingArgs};
+use crate::flags::speculation::SpeculationArgs;
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -70,6 +71,9 @@ pub(crate) struct RunArgs {
     beams: BeamArgs,
 
     #[command(flatten)]
+    speculation: SpeculationArgs,
+
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -89,6 +93,7 @@ pub(crate) fn run(
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     check_combination(args, width)?;
     args.sampling.check().or_usage()?;
+    args.speculation.check()?;
     if let Some(beams) = beams {
         args.sampling.check_beside(beams, args.choices, best_of).or_usage()?;
     }
@@ -98,12 +103,15 @@ pub(crate) fn run(
     let is_chat = prompt.is_none();
     let open = |path: &Path| -> Result<Answerer<'_>> {
         let begun = Instant::now();
-        let loaded = args.compute.open_with(path, width, hub, &args.prompt.template)?;
+        let loaded = args.compute.open_with(path, width, hub, &args.prompt.template, &args.speculation)?;
         let load = begun.elapsed();
         if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
             log::note(&format!("[{}]", memory_text(&loaded.info)));
         }
-        let model = loaded.model;
+        let (model, drafters) = (loaded.model, loaded.info.speculation);
+        if beams.is_some() && !drafters.is_off() {
+            log::note("note: beam search runs without speculation");
+        }
         let mut sampling = match beams {
             // Beam search takes the model's own probabilities.
             Some(_) => args.sampling.without_defaults(&model.tokenizer).or_usage()?,
@@ -128,6 +136,8 @@ pub(crate) fn run(
             beams,
             stops: args.stop.clone(),
             json_load: args.json.then_some(load),
+            speculate: true,
+            drafters,
         })
     };
     let mut answerer = open(&path)?;
@@ -143,7 +153,7 @@ pub(crate) fn run(
     let mut chat = Chat::open(history, args.prompt.system.clone(), args.sampling.clone())?;
     let mut path = path;
     while let ChatEnd::Model(name) = chat.run(&mut answerer, wants_color && std::io::stdout().is_terminal(), output)? {
-        let max_tokens = answerer.max_tokens;
+        let (max_tokens, speculate) = (answerer.max_tokens, answerer.speculate);
         // Two models may not fit into memory at once, so the old one is closed first.
         match hub.resolve(Some(&name)) {
             Ok(other) => {
@@ -159,7 +169,7 @@ pub(crate) fn run(
                         open(&path)?
                     }
                 };
-                answerer.max_tokens = max_tokens;
+                (answerer.max_tokens, answerer.speculate) = (max_tokens, speculate);
             }
             Err(error) => log::note(&format!("could not change the model: {error:#}")),
         }

@@ -7,6 +7,7 @@ use pellucid_sampling::SamplingParams;
 use serde_json::{Map, Value, json};
 
 use crate::commands::explain::sampling_json;
+use crate::flags::speculation::{counts_json, counts_text};
 
 /// Why a reply ended, for programs and for people.
 struct Ending {
@@ -38,6 +39,8 @@ pub(super) struct Report<'r> {
     pub(super) sampling: &'r SamplingParams,
     /// Whether tokens were chosen at random, by the seed.
     pub(super) is_sampled: bool,
+    /// Whether drafters were to propose tokens.
+    pub(super) is_drafted: bool,
 }
 
 /// Token counts and times of a request.
@@ -61,14 +64,16 @@ impl Report<'_> {
         Counts {
             prompt: summary.prompt_tokens,
             cached: summary.cached_tokens,
-            output: stats.map_or(0, |stats| stats.output_tokens).max(summary.completion_tokens),
+            // Without tokens that the engine computed behind a stop string.
+            output: summary.completion_tokens,
             first: first.filter(|first| !first.is_zero()),
             decode: stats.map_or(summary.decode_time, |stats| stats.decode_time),
             total: summary.total_time,
         }
     }
 
-    /// Returns the last line: `[34 in at 420 tok/s, 87 out at 71 tok/s, 1.5 s, seed 7]`.
+    /// Returns the last line: `[34 in at 420 tok/s, 87 out at 71 tok/s, 1.5 s, seed 7]`, with the drafted tokens
+    /// before the seed if there are any.
     pub(super) fn line(&self) -> String {
         let counts = self.counts();
         let cached = match counts.cached {
@@ -82,6 +87,11 @@ impl Report<'_> {
             format!("{} out{}", counts.output, speed(counts.output.saturating_sub(1), Some(counts.decode))),
             seconds_text(counts.total),
         ];
+        if let Some(counts) = counts_text(&self.generation.summary().speculation) {
+            parts.push(counts);
+        } else if self.is_drafted {
+            parts.push("nothing drafted".to_owned());
+        }
         if self.is_sampled {
             parts.push(format!("seed {}", self.sampling.seed));
         }
@@ -124,6 +134,7 @@ impl Report<'_> {
         });
         object.insert("tokens".into(), tokens);
         object.insert("seconds".into(), seconds);
+        object.insert("speculation".into(), counts_json(&self.generation.summary().speculation));
         object.insert("seed".into(), json!(self.is_sampled.then_some(self.sampling.seed)));
         object.insert("settings".into(), sampling_json(self.sampling));
         Value::Object(object)

@@ -12,6 +12,7 @@ use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
 use crate::flags::compute::ComputeArgs;
 use crate::flags::sampling::SamplingArgs;
+use crate::flags::speculation::SpeculationArgs;
 use crate::terminal::log::LogFormat;
 
 /// Serve a model over HTTP with the OpenAI API
@@ -111,6 +112,9 @@ pub(crate) struct ServeArgs {
     /// Defaults of requests that do not give these options.
     #[command(flatten)]
     pub(super) sampling: SamplingArgs,
+
+    #[command(flatten)]
+    pub(super) speculation: SpeculationArgs,
 
     #[command(flatten)]
     pub(super) compute: ComputeArgs,

@@ -19,6 +19,7 @@ use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::flags::compute::{memory_text, resident_bytes};
+use crate::flags::speculation::drafters_text;
 use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
 use crate::terminal::format::bytes_text;
@@ -36,6 +37,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     check_exposure(args, &tenants).or_usage()?;
     let template = args.template.read().or_usage()?;
     args.sampling.check_for_server().or_usage()?;
+    args.speculation.check_for_server()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
@@ -58,15 +60,21 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         "loaded"
     );
     info!("{}", sampling_text(&model.sampling));
+    if !loaded.info.speculation.is_off() {
+        info!("speculation: {}", drafters_text(&loaded.info.speculation));
+    }
     if let Some(error) = &model.template_error {
         warn!("{error}; chat requests are rejected");
     }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
+    let draft_bytes = loaded.info.draft.as_ref().map_or(0, |draft| draft.weight_bytes);
     if let Some(resident) = resident_bytes() {
         info!(
             "memory: {} in use now, {} reserved for weights, keys, values and steps, up to {} for requests and replies",
             bytes_text(resident),
-            bytes_text(loaded.info.kv_memory.bytes() + loaded.info.weight_bytes + loaded.info.scratch_bytes),
+            bytes_text(
+                loaded.info.kv_memory.bytes() + loaded.info.weight_bytes + draft_bytes + loaded.info.scratch_bytes
+            ),
             bytes_text(args.limits().max_client_memory as u64)
         );
     }
@@ -142,6 +150,7 @@ fn load(args: &ServeArgs, path: &Path, tenants: &Tenants, hub: &Hub, template: O
         .max_sequences(args.max_sequences)
         .max_waiting(args.max_waiting)
         .overcommit(args.overcommit.policy());
+    builder = args.speculation.apply(builder, hub)?;
     if let Some(template) = template {
         builder = builder.chat_template(template);
     }

@@ -16,9 +16,9 @@ use pellucid_model::{BLOCK_LEN, Model};
 use pellucid_sampling::SamplingParams;
 use serde::Serialize;
 
+use super::SpeedArgs;
 use super::model::Ready;
 use super::percentiles::median;
-use super::{SpeculationArgs, SpeedArgs};
 use crate::flags::usage_error::bail_usage;
 use crate::terminal::format::grouped;
 use forced_draft::{ForcedDraft, SharedReplies};
@@ -43,6 +43,15 @@ pub(super) struct AcceptanceResult {
     fraction_of_ideal: f64,
 }
 
+/// Drafts whose acceptance the benchmark decides.
+#[derive(Debug)]
+pub(super) struct Forced {
+    /// Rates to measure.
+    pub(super) acceptance: Vec<f64>,
+    /// Tokens to draft in every step.
+    pub(super) draft_tokens: usize,
+}
+
 /// The sequences and lengths of a run.
 #[derive(Debug, Clone, Copy)]
 struct Size {
@@ -64,19 +73,19 @@ impl Size {
 }
 
 /// Rejects flags that cannot be measured.
-pub(super) fn check(args: &SpeculationArgs, speed: &SpeedArgs, target: &Ready, draft: &Ready) -> Result<()> {
-    if let Some(rate) = args.acceptance.iter().find(|rate| !(0.0..=1.0).contains(*rate)) {
+pub(super) fn check(forced: &Forced, speed: &SpeedArgs, target: &Ready, draft: &Ready) -> Result<()> {
+    if let Some(rate) = forced.acceptance.iter().find(|rate| !(0.0..=1.0).contains(*rate)) {
         bail_usage!("--acceptance {rate}: expected 0 to 1");
     }
     let (vocab_size, other) = (target.model.config().vocab_size, draft.model.config().vocab_size);
     if vocab_size != other {
         bail_usage!("--draft-shape: the draft model has {other} tokens, but the model has {vocab_size}");
     }
-    if target.model.token_slots().num_slots < args.draft_tokens as usize {
+    if target.model.token_slots().num_slots < forced.draft_tokens {
         bail_usage!("--acceptance needs a device that chains draft steps, such as an NVIDIA GPU");
     }
     let context = target.model.config().context_len.min(draft.model.config().context_len);
-    for size in sizes(args, speed) {
+    for size in sizes(forced, speed) {
         if size.positions() > context {
             bail_usage!("--depth and --generate: {} positions, but the context holds {context}", size.positions());
         }
@@ -87,9 +96,9 @@ pub(super) fn check(args: &SpeculationArgs, speed: &SpeedArgs, target: &Ready, d
     Ok(())
 }
 
-fn sizes(args: &SpeculationArgs, speed: &SpeedArgs) -> Vec<Size> {
+fn sizes(forced: &Forced, speed: &SpeedArgs) -> Vec<Size> {
     let generate = speed.generate as usize;
-    let draft_tokens = args.draft_tokens as usize;
+    let draft_tokens = forced.draft_tokens;
     let numbers = |given: &Option<Vec<u32>>, default: u32| given.clone().unwrap_or_else(|| vec![default]);
     let mut sizes = Vec::new();
     for depth in numbers(&speed.depth, 128) {
@@ -100,12 +109,12 @@ fn sizes(args: &SpeculationArgs, speed: &SpeedArgs) -> Vec<Size> {
 }
 
 pub(super) fn run(
-    args: &SpeculationArgs,
+    forced: &Forced,
     speed: &SpeedArgs,
     mut target: Ready,
     mut draft: Ready,
 ) -> Result<Vec<AcceptanceResult>> {
-    let sizes = sizes(args, speed);
+    let sizes = sizes(forced, speed);
     let mut step_seconds = Vec::new();
     for &size in &sizes {
         let seconds = |ready: &mut Ready, verifies: bool| -> Result<f64> {
@@ -122,7 +131,7 @@ pub(super) fn run(
         bench.replies.set_acceptance(0.8);
         bench.decode(size, false)?;
         bench.decode(size, true)?;
-        for &acceptance in &args.acceptance {
+        for &acceptance in &forced.acceptance {
             bench.replies.set_acceptance(acceptance);
             let (mut plain, mut with_drafts, mut accepted) = (Vec::new(), Vec::new(), Vec::new());
             for _ in 0..speed.repeat {

@@ -32,7 +32,7 @@ pub(super) enum ChatCommand {
 /// Names of a command, its arguments, and what it does.
 const COMMANDS: [(&[&str], &str, &str); 12] = [
     (&["help", "?"], "", "this list"),
-    (&["set"], "NAME VALUE", "change an option, such as temperature 0.5 or max-tokens 99"),
+    (&["set"], "NAME VALUE", "change an option, such as temperature 0.5 or speculate off"),
     (&["system"], "[TEXT]", "show or replace the instructions; \"\" removes them"),
     (&["show"], "", "model, settings and size of the conversation"),
     (&["regen", "regenerate"], "", "answer the last message again, with the next seed"),

@@ -13,6 +13,7 @@ use super::answer::{Answer, Answerer, DEFAULT_MAX_TOKENS};
 use crate::commands::explain::Explanation;
 use crate::flags::prompt::Prompt;
 use crate::flags::sampling::SamplingArgs;
+use crate::flags::speculation::drafters_text;
 use crate::flags::usage_error::without_os_codes;
 use crate::terminal::format::grouped;
 use crate::terminal::log::note as say;
@@ -99,7 +100,7 @@ fn report(done: Result<()>) -> Result<()> {
 /// Rejects the name of an option that does not exist and is close to one that does.
 fn check_option(name: &str) -> Result<()> {
     let name = name.trim_start_matches('-').replace('_', "-");
-    let known = || OPTIONS.iter().map(|option| option.flag()).chain(["max-tokens", "preset"]);
+    let known = || OPTIONS.iter().map(|option| option.flag()).chain(["max-tokens", "preset", "speculate"]);
     match spelling::closest(&name, known()) {
         Some(close) if !known().any(|known| known == name) => {
             bail!("there is no option {name}: did you mean {close}?")
@@ -183,6 +184,8 @@ impl Session<'_, '_> {
             let tokens = value.parse().ok().filter(|&tokens: &usize| tokens > 0);
             let tokens = tokens.with_context(|| format!("max-tokens: expected a number above 0, found {value}"))?;
             self.answerer.max_tokens = Some(tokens);
+        } else if name == "speculate" {
+            self.set_speculation(value)?;
         } else {
             check_option(name)?;
             let sampling = self.chat.sampling.changed(name, value)?;
@@ -194,6 +197,19 @@ impl Session<'_, '_> {
         Ok(())
     }
 
+    /// Switches the drafters on or off. Which ones there are is decided at the start: a draft model takes memory.
+    fn set_speculation(&mut self, value: &str) -> Result<()> {
+        self.answerer.speculate = match value {
+            "off" => false,
+            "on" if self.answerer.drafters.is_off() => {
+                bail!("speculate: this chat has no drafters; start it with --speculate ngram")
+            }
+            "on" => true,
+            _ => bail!("speculate: expected on or off, found {value}; --speculate names drafters at the start"),
+        };
+        Ok(())
+    }
+
     /// Returns the sampling steps, the seed and the limit of a reply.
     fn settings(&self) -> Result<String> {
         let mut text = super::chain_text(&self.chat.sampling, &self.answerer.sampling, &self.answerer.model)?;
@@ -201,6 +217,9 @@ impl Session<'_, '_> {
             text += &format!(", seed {}", self.answerer.sampling.seed);
         }
         text += &format!(", max-tokens {}", self.answerer.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
+        if !self.answerer.drafters.is_off() {
+            text += if self.answerer.speculate { ", speculate on" } else { ", speculate off" };
+        }
         Ok(text)
     }
 
@@ -210,8 +229,10 @@ impl Session<'_, '_> {
         let messages = conversation.messages();
         let num_ids = if messages.is_empty() { 0 } else { Prompt::Chat(messages).ids(model)?.len() };
         Ok(format!(
-            "model         {}\ninstructions  {}\nsettings      {}\nconversation  {} messages, {} of {} tokens",
+            "model         {}\ndrafters      {}\ninstructions  {}\nsettings      {}\n\
+             conversation  {} messages, {} of {} tokens",
             model.id,
+            drafters_text(&self.answerer.drafters),
             conversation.system.as_deref().unwrap_or("none"),
             self.settings()?,
             2 * conversation.num_turns(),
@@ -244,6 +265,8 @@ impl Session<'_, '_> {
             origin: self.chat.sampling.origin(&self.answerer.model.sampling),
             preset: self.chat.sampling.preset(),
             loop_guard: self.answerer.loop_guard,
+            speculate: self.answerer.speculate,
+            has_drafters: !self.answerer.drafters.is_off(),
             max_tokens: max_tokens.map_or(all, |tokens| all.min(tokens as usize)),
             num_candidates: CANDIDATES,
             is_colored: self.is_colored,
