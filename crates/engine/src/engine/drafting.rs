@@ -16,12 +16,20 @@ use crate::{DraftContext, Drafter, DrafterKind, Error, MAX_DRAFT_LEN, Speculatio
 /// Factor by which drafts may lengthen a step that several tenants share: the others gain nothing from them.
 const MAX_SHARED_LENGTHENING: f64 = 1.05;
 
+/// Minimum tokens that a reply is expected to have left, unless `max_tokens` says less, when the prefill of its prompt
+/// by a draft model is weighed.
+const EXPECTED_TOKENS: usize = 256;
+/// Part of its expected gain that the prefill of a prompt by a draft model may cost.
+const CATCH_UP_SHARE: f64 = 0.5;
+
 /// A sequence that decodes in the step that is planned.
 struct Prospect {
     /// Index of its chunk.
     chunk: usize,
     /// Whether the draft model would draft for it; a lookup otherwise.
     is_for_model: bool,
+    /// Whether the draft model should prefill the prompt of the sequence, so that it can draft in later steps.
+    catches_up: bool,
     candidate: Candidate,
 }
 
@@ -67,8 +75,10 @@ impl Engine {
         }
         let prospects = self.prospects(chunks);
         let lengths = self.draft_lengths(chunks, &prospects, turn);
-        let mut for_model: Vec<(usize, usize)> = Vec::new();
-        for (prospect, len) in prospects.iter().zip(lengths).filter(|(_, len)| *len > 0) {
+        let catching_up = prospects.iter().filter(|prospect| prospect.catches_up && self.may_prefill(chunks, turn));
+        let mut for_model: Vec<(usize, usize)> = catching_up.map(|prospect| (prospect.chunk, 0)).collect();
+        for (prospect, len) in prospects.iter().zip(lengths).filter(|(prospect, len)| *len > 0 && !prospect.catches_up)
+        {
             if prospect.is_for_model {
                 for_model.push((prospect.chunk, len));
                 continue;
@@ -86,6 +96,9 @@ impl Engine {
             return false;
         }
         let prospects = self.prospects(chunks);
+        if prospects.iter().any(|prospect| prospect.catches_up) {
+            return true;
+        }
         if let Some(len) = self.drafters.options.fixed_draft_len {
             return len > 0 && prospects.iter().any(|prospect| prospect.candidate.len > 0);
         }
@@ -115,7 +128,7 @@ impl Engine {
                     candidate.rates = acceptance.rates(draft);
                 }
             }
-            prospects.push(Prospect { chunk: index, is_for_model: false, candidate });
+            prospects.push(Prospect { chunk: index, is_for_model: false, catches_up: false, candidate });
         }
         self.add_model_prospects(chunks, &mut prospects);
         prospects
@@ -127,21 +140,56 @@ impl Engine {
         let plain_seconds = self.costs.predict(work_of(chunks));
         let seconds_per_token =
             model.step_seconds(prospects.iter().map(|prospect| chunks[prospect.chunk].positions.end));
-        for prospect in prospects {
+        // Candidates as they will be when the draft model has caught up.
+        let mut later: Vec<Candidate> = prospects.iter().map(|prospect| prospect.candidate).collect();
+        for (prospect, later) in prospects.iter_mut().zip(&mut later) {
             let chunk = &chunks[prospect.chunk];
             let sequence = self.sequence_of(chunk);
+            let (id, num_tokens) = (sequence.drafts.id, sequence.tokens.len());
             let max_len = self.max_draft_len(chunk);
-            let is_usable = model.num_behind(sequence.drafts.id, sequence.tokens.len()).is_some();
-            let Some(acceptance) = sequence.drafts.acceptance.as_ref().filter(|_| is_usable && max_len > 0) else {
-                continue;
-            };
+            let num_behind = model.num_behind(id, num_tokens);
+            let Some((num_behind, acceptance)) = num_behind.zip(sequence.drafts.acceptance.as_ref()) else { continue };
             let rate = acceptance.rate(DrafterKind::DraftModel, Level::LOWEST);
-            let candidate =
+            let mut candidate =
                 Candidate { len: max_len, rates: [rate; MAX_DRAFT_LEN], seconds_per_token, ..prospect.candidate };
-            if promise(&candidate, plain_seconds) > promise(&prospect.candidate, plain_seconds) {
-                (prospect.is_for_model, prospect.candidate) = (true, candidate);
+            let gain = 1.0 - promise(&prospect.candidate, plain_seconds) / promise(&candidate, plain_seconds);
+            if max_len == 0 || gain.is_nan() || gain <= 0.0 {
+                continue;
             }
+            let is_fixed = self.drafters.options.fixed_draft_len.is_some();
+            let start_seconds = model.catch_up_seconds(num_tokens - num_behind, num_behind);
+            if model.is_within_reach(id, num_tokens) || is_fixed {
+                candidate.start_seconds = if model.is_caught_up(id, num_tokens) { 0.0 } else { start_seconds };
+                (prospect.is_for_model, prospect.candidate) = (true, candidate);
+                *later = candidate;
+                continue;
+            }
+            // Before the first measurement of the draft model its time is 0: the first part of a prompt tells.
+            let gained_seconds = gain * self.num_expected(chunk) as f64 * plain_seconds;
+            prospect.catches_up = start_seconds <= CATCH_UP_SHARE * gained_seconds;
+            *later = candidate;
         }
+        if prospects.iter().any(|prospect| prospect.catches_up) {
+            let lengths = choose(&self.costs, work_of(chunks), &later, self.draft_limits(chunks, Turn::Alone));
+            prospects.iter_mut().zip(lengths).for_each(|(prospect, len)| prospect.catches_up &= len > 0);
+        }
+    }
+
+    /// Returns the number of tokens that the sequence of a chunk is expected to generate still: those that it has
+    /// generated, or [`EXPECTED_TOKENS`], within its limits.
+    fn num_expected(&self, chunk: &PlannedChunk) -> usize {
+        let request = &self.running[&chunk.group].request;
+        let num_tokens = self.sequence_of(chunk).tokens.len();
+        let num_output = num_tokens - request.prompt.len();
+        (request.max_positions(self.model.config()) - num_tokens).min(num_output.max(EXPECTED_TOKENS))
+    }
+
+    /// Whether a draft model may compute parts of prompts beside this step: tenants that share the step do not wait
+    /// for prompts of others.
+    fn may_prefill(&self, chunks: &[PlannedChunk], turn: Turn) -> bool {
+        let Some(model) = self.drafters.model.as_ref().filter(|_| turn != Turn::Alone) else { return true };
+        let seconds = model.min_prefill_seconds();
+        seconds <= (MAX_SHARED_LENGTHENING - 1.0) * self.costs.predict(work_of(chunks))
     }
 
     /// Returns the number of tokens that may be drafted for a chunk's sequence: within its limits, and within the
@@ -190,7 +238,7 @@ impl Engine {
     /// Runs the draft model for the chunks with these indices and draft lengths. Returns the time that it took.
     fn draft_with_model(&mut self, chunks: &mut [PlannedChunk], wanted: &[(usize, usize)]) -> Duration {
         let started = self.clock.now();
-        let Engine { running, drafters, clock, .. } = self;
+        let Engine { running, drafters, clock, costs, .. } = self;
         let (mut requests, mut of_chunk): (Vec<WantedDraft<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
         for (id, group) in running.iter_mut() {
             let scope = group.request.scope;
@@ -221,6 +269,10 @@ impl Engine {
             }
             self.drafters.chain_launched = Some(started);
             return Duration::ZERO;
+        }
+        if drafters.options.fixed_draft_len.is_none() {
+            // A token waits no longer for the prompt of its own request than for another step.
+            model.limit_prefill(costs.predict(work_of(chunks)));
         }
         model.propose(&mut requests, &**clock);
         let drafts: Vec<Vec<u32>> = requests.into_iter().map(|request| request.draft).collect();

@@ -2,6 +2,7 @@
 //! tenants.
 
 mod batch_invariance;
+mod draft_model;
 mod failures;
 mod look_ahead;
 mod loop_guard;

@@ -89,6 +89,7 @@ pub struct DraftModel {
     /// Sequences for which the draft model failed.
     failed: BTreeSet<u64>,
     costs: StepCosts,
+    max_prefill_seconds: f64,
     batch: Batch,
     logits: Logits,
     memory: SampleMemory,
@@ -119,6 +120,7 @@ impl DraftModel {
             sequences: DraftSequences::new(KvCache::new(options.num_blocks, options.block_len, options.secret)),
             failed: BTreeSet::new(),
             costs: StepCosts::default(),
+            max_prefill_seconds: f64::INFINITY,
             batch: Batch::default(),
             logits: Logits::default(),
             memory: SampleMemory::default(),
@@ -149,6 +151,12 @@ impl DraftModel {
         }
     }
 
+    /// Limits the predicted time in which a call of [`DraftModel::propose`] computes rows of prompts. Without this,
+    /// `chunk_len` is the only limit.
+    pub fn limit_prefill(&mut self, seconds: f64) {
+        self.max_prefill_seconds = seconds;
+    }
+
     /// Forgets a sequence that has ended, and gives its blocks back. Its prefix stays in the cache of its scope.
     pub fn forget(&mut self, sequence: u64) {
         self.sequences.release(sequence);
@@ -167,6 +175,17 @@ impl DraftModel {
     /// Whether the next call for a sequence of `num_tokens` tokens proposes something.
     pub fn is_caught_up(&self, sequence: u64, num_tokens: usize) -> bool {
         self.num_behind(sequence, num_tokens).is_some_and(|behind| behind <= round::MAX_READY_ROWS)
+    }
+
+    /// Whether one call is enough to catch up a sequence of `num_tokens` tokens and to propose something.
+    pub fn is_within_reach(&self, sequence: u64, num_tokens: usize) -> bool {
+        self.num_behind(sequence, num_tokens).is_some_and(|behind| behind <= round::MIN_PREFILL_ROWS)
+    }
+
+    /// Returns the predicted seconds of the fewest rows of prompts that a call computes; 0 before the first step was
+    /// measured.
+    pub fn min_prefill_seconds(&self) -> f64 {
+        self.costs.predict(Work::chunk(0, round::MIN_PREFILL_ROWS.min(self.options.chunk_len)))
     }
 
     /// Returns the predicted seconds of one draft step for sequences of these lengths, which gives each one more

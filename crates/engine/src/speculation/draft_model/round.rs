@@ -16,6 +16,9 @@ use crate::{Clock, Error, MAX_DRAFT_LEN};
 /// Maximum rows that a sequence lacks when its prompt is computed: the tokens of one accepted draft, and the target's.
 pub(super) const MAX_READY_ROWS: usize = MAX_DRAFT_LEN + 1;
 
+/// Minimum rows of prompts of a call that catches up.
+pub(super) const MIN_PREFILL_ROWS: usize = 64;
+
 /// A sequence that still takes part in the rounds of a call.
 pub(super) struct Job {
     /// Index in the list of wanted drafts.
@@ -44,7 +47,7 @@ impl DraftModel {
     pub(super) fn draft(&mut self, wanted: &mut [WantedDraft<'_>], clock: &dyn Clock) {
         self.sequences.begin_call();
         let mut jobs = self.jobs(wanted);
-        let mut prefill_left = self.options.chunk_len.min(self.options.step_tokens);
+        let mut prefill_left = self.prefill_rows(&jobs);
         while !self.is_disabled {
             let round = self.plan(wanted, &mut jobs, &mut prefill_left);
             if round.is_empty() {
@@ -59,6 +62,22 @@ impl DraftModel {
             let work = round.iter().fold(Work::default(), |work, rows| work.and(rows.work()));
             self.costs.measure(work, (clock.now() - started).as_secs_f64());
         }
+    }
+
+    /// Returns the number of rows of prompts that a call may compute: those that are predicted to take no longer than
+    /// the limit, but at least [`MIN_PREFILL_ROWS`], so that every prompt is computed in the end.
+    fn prefill_rows(&self, jobs: &[Job]) -> usize {
+        let known = jobs.iter().filter_map(|job| self.sequences.get(job.sequence));
+        let depth = known.map(|sequence| sequence.num_computed).max().unwrap_or(0);
+        let mut num_rows = self.options.chunk_len.min(self.options.step_tokens);
+        let is_too_long = |num_rows: usize| {
+            let seconds = self.costs.predict(Work::chunk(depth, num_rows));
+            seconds > self.max_prefill_seconds || (seconds == 0.0 && self.max_prefill_seconds.is_finite())
+        };
+        while num_rows > MIN_PREFILL_ROWS && is_too_long(num_rows) {
+            num_rows = (num_rows / 2).max(MIN_PREFILL_ROWS);
+        }
+        num_rows
     }
 
     /// Returns the sequences that can take part, after comparing what is stored of each with its tokens.
