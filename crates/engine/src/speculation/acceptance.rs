@@ -6,14 +6,22 @@
 //!
 //! Each level of a drafter's confidence has an estimate of its own. In prose, a match of two tokens is wrong and never
 //! drafted, while the first long match, where the text begins to quote, is.
+//!
+//! Two averages with different memories tell chance from change. The longer one is the estimate, because a short one is
+//! high by chance now and then, and a long draft at such a moment is mostly wrong. If the short one differs by more
+//! than chance explains, the text has changed, and the estimate starts again from it.
 
 use super::scored_draft::{Level, NUM_LEVELS, ScoredDraft};
 use super::{DrafterKind, MAX_DRAFT_LEN};
 
-/// Weight of the newest token in the estimates of a sequence.
-const SEQUENCE_RATE: f64 = 0.1;
-/// Weight of the newest token in estimates over many sequences.
-const SHARED_RATE: f64 = 0.01;
+/// Least weight of the newest token in the estimates of a sequence.
+const SEQUENCE_RATE: f64 = 0.02;
+/// Least weight of the newest token in estimates over many sequences.
+const SHARED_RATE: f64 = 0.005;
+/// Weight of the newest token in the short average.
+const RECENT_RATE: f64 = 0.2;
+/// A difference between the averages that is no chance. Three tokens that are right after wrong ones make it.
+const CHANGE: f64 = 0.45;
 /// Number of tokens that a prior counts for.
 const PRIOR_WEIGHT: f64 = 3.0;
 /// Estimates stay within these bounds, so that none takes long to change.
@@ -22,6 +30,8 @@ const BOUNDS: (f64, f64) = (0.01, 0.99);
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Estimate {
     rate: f64,
+    /// The short average.
+    recent: f64,
     /// Number of tokens that were observed, with the prior.
     weight: f64,
 }
@@ -31,12 +41,18 @@ struct Estimate {
 pub struct Acceptance {
     estimates: [[Estimate; NUM_LEVELS]; DrafterKind::ALL.len()],
     min_step: f64,
+    /// Whether an estimate starts again after a change.
+    follows_changes: bool,
+}
+
+fn new_estimate(rate: f64) -> Estimate {
+    Estimate { rate, recent: rate, weight: PRIOR_WEIGHT }
 }
 
 /// Rates until something was observed.
 fn prior(drafter: DrafterKind, level: usize) -> f64 {
     match drafter {
-        DrafterKind::DraftModel => [0.6, 0.6, 0.7, 0.85][level],
+        DrafterKind::DraftModel => [0.7, 0.7, 0.75, 0.85][level],
         DrafterKind::Ngram | DrafterKind::Suffix => [0.25, 0.45, 0.65, 0.8][level],
         DrafterKind::Prediction => [0.5, 0.65, 0.8, 0.9][level],
         DrafterKind::Custom => 0.5,
@@ -46,16 +62,19 @@ fn prior(drafter: DrafterKind, level: usize) -> f64 {
 impl Acceptance {
     /// Returns estimates over many sequences, which begin as guesses. New sequences start from them.
     pub fn shared() -> Acceptance {
-        let of_drafter =
-            |drafter| std::array::from_fn(|level| Estimate { rate: prior(drafter, level), weight: PRIOR_WEIGHT });
-        Acceptance { estimates: DrafterKind::ALL.map(of_drafter), min_step: SHARED_RATE }
+        let of_drafter = |drafter| std::array::from_fn(|level| new_estimate(prior(drafter, level)));
+        Acceptance { estimates: DrafterKind::ALL.map(of_drafter), min_step: SHARED_RATE, follows_changes: false }
     }
 
     /// Returns the estimates of a new sequence. `prior` should come from sequences of the same tenant: the lengths of
     /// drafts show in the times of tokens.
     pub fn of_sequence(prior: &Acceptance) -> Acceptance {
-        let known = |estimate: Estimate| Estimate { weight: PRIOR_WEIGHT, ..estimate };
-        Acceptance { estimates: prior.estimates.map(|levels| levels.map(known)), min_step: SEQUENCE_RATE }
+        let known = |estimate: Estimate| new_estimate(estimate.rate);
+        Acceptance {
+            estimates: prior.estimates.map(|levels| levels.map(known)),
+            min_step: SEQUENCE_RATE,
+            follows_changes: true,
+        }
     }
 
     /// Compares a draft with the tokens that the model chose from the draft's first position on, and returns the number
@@ -85,7 +104,12 @@ impl Acceptance {
         let estimate = &mut self.estimates[drafter.index()][level.index()];
         estimate.weight += 1.0;
         let step = (1.0 / estimate.weight).max(self.min_step);
-        estimate.rate = (estimate.rate + step * (f64::from(is_right) - estimate.rate)).clamp(BOUNDS.0, BOUNDS.1);
+        let value = f64::from(is_right);
+        estimate.rate = (estimate.rate + step * (value - estimate.rate)).clamp(BOUNDS.0, BOUNDS.1);
+        estimate.recent += RECENT_RATE * (value - estimate.recent);
+        if self.follows_changes && (estimate.recent - estimate.rate).abs() > CHANGE {
+            *estimate = new_estimate(estimate.recent);
+        }
     }
 
     /// Probability that the next token of a drafter is right.
@@ -152,7 +176,7 @@ mod tests {
         (0..3).for_each(|_| acceptance.record(DrafterKind::DraftModel, 4, 4));
         assert!(rate(&acceptance) > 0.7, "{}", rate(&acceptance));
         (0..15).for_each(|_| acceptance.record(DrafterKind::DraftModel, 4, 0));
-        assert!(rate(&acceptance) < 0.2, "{}", rate(&acceptance));
+        assert!(rate(&acceptance) < 0.4, "{}", rate(&acceptance));
     }
 
     #[test]

@@ -12,6 +12,10 @@ use crate::scheduler::{StepCosts, Work};
 
 /// Rows with a lower probability of being right are not considered.
 const MIN_PROBABILITY: f64 = 0.01;
+/// Maximum rows that are considered: those of the highest probability.
+const MAX_ROWS: usize = 512;
+/// Maximum sequences for which every length of a draft model is compared; with more, some are left out.
+const MAX_FINE: usize = 16;
 /// A row count that no step in this number of steps had counts as not measured.
 pub(super) const STALE_STEPS: u64 = 2048;
 /// A draft may be begun on credit up to this part of its expected gain.
@@ -164,6 +168,15 @@ impl<'a> Step<'a> {
         self.costs.predict(self.work(lengths)) - self.base_seconds + drafting.fold(0.0, f64::max)
     }
 
+    /// Whether drafts could lead to a row count that was not measured lately.
+    pub(super) fn is_explorable(&self, limits: Limits) -> bool {
+        let num_rows: usize = self.candidates.iter().map(|candidate| candidate.len).sum();
+        let most = self.base.num_rows + num_rows.min(limits.num_rows).min(MAX_ROWS);
+        let counts = std::iter::successors(Some(self.base.num_rows + 1), |rows| Some((rows + 1).next_power_of_two()));
+        let mut reached = counts.take_while(|&rows| rows <= most);
+        reached.any(|num_rows| self.costs.is_stale(Work { num_rows, ..self.base }, STALE_STEPS))
+    }
+
     /// Returns the best lengths whose added time is at most `budget` and a part of the expected gain. If it `explores`,
     /// a row count that was not measured lately counts as cheap as the next smaller one that was, up to twice the
     /// latter.
@@ -185,12 +198,13 @@ impl<'a> Step<'a> {
         for _ in 0..2 {
             let (rows, spread) = self.rows(best.rate);
             let previous = best.rate;
-            for max_slow in 0..=longest(true) {
+            let is_fine = |len: &usize| num_candidates <= MAX_FINE || [0, 1, 2, 3, 4, 6, 8, 11, 15].contains(len);
+            for max_slow in (0..=longest(true)).filter(is_fine) {
                 if let Some(found) = self.scan(&rows, max_slow, limits, budget, explores, best.rate) {
                     best = found;
                 }
             }
-            if best.rate == previous || spread * best.rate < 0.01 {
+            if best.rate == previous || spread * best.rate < 0.02 {
                 break;
             }
         }
@@ -221,7 +235,12 @@ impl<'a> Step<'a> {
             }
         }
         // Among equals the shortest draft comes first, so that the positions of a draft stay in order.
-        rows.sort_by(|a, b| b.priority.total_cmp(&a.priority).then(a.position.cmp(&b.position)));
+        let order = |a: &Row, b: &Row| b.priority.total_cmp(&a.priority).then(a.position.cmp(&b.position));
+        if rows.len() > MAX_ROWS {
+            rows.select_nth_unstable_by(MAX_ROWS, order);
+            rows.truncate(MAX_ROWS);
+        }
+        rows.sort_by(order);
         (rows, (dearest - cheapest).max(0.0))
     }
 

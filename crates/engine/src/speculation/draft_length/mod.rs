@@ -30,8 +30,10 @@ const MAX_STEPS: f64 = 16.0;
 const MAX_PROBE_STEPS: f64 = 4.0;
 /// Plain steps by which a step can be later than predicted; a longer pause is none of the drafts.
 const MAX_SURPRISE: f64 = 4.0;
-/// A plain step is measured if the last this number of steps had none.
-const PLAIN_INTERVAL: u64 = 512;
+/// A plain step is measured if the last this number of steps had none: often if drafts hardly pay, when the difference
+/// decides, and so rarely otherwise that it costs 1 %.
+const PLAIN_INTERVALS: (f64, f64) = (32.0, 512.0);
+const PLAIN_SHARE: f64 = 0.01;
 /// A row count that was not measured is tried if it promises this multiple of the known rate.
 const MIN_PROMISE: f64 = 1.05;
 
@@ -77,13 +79,22 @@ impl DraftLengths {
         self.balance = Some(balance);
         self.probe_balance += PROBE_INCOME * step.plain_seconds;
         self.probe_balance = self.probe_balance.min(MAX_PROBE_STEPS * step.plain_seconds);
-        if candidates.iter().all(|candidate| candidate.len == 0) || costs.is_stale(base, PLAIN_INTERVAL) {
+        if candidates.iter().all(|candidate| candidate.len == 0)
+            || costs.is_stale_exactly(base, PLAIN_INTERVALS.1 as u64)
+        {
             return none;
         }
         let mut choice = step.allocate(limits, balance, false);
-        let trial = step.allocate(limits, balance, true);
-        if trial.rate > MIN_PROMISE * choice.rate {
-            choice = trial;
+        if step.is_explorable(limits) {
+            let trial = step.allocate(limits, balance, true);
+            if trial.rate > MIN_PROMISE * choice.rate {
+                choice = trial;
+            }
+        }
+        let speed_up = choice.rate * step.token_seconds();
+        let interval = ((speed_up - 1.0) / PLAIN_SHARE).clamp(PLAIN_INTERVALS.0, PLAIN_INTERVALS.1);
+        if choice.extra_seconds > 0.0 && costs.is_stale_exactly(base, interval as u64) {
+            return none;
         }
         self.balance = Some(balance - choice.extra_seconds);
         let probe_seconds = self.add_probe(&step, candidates, limits, &mut choice.lengths);

@@ -274,7 +274,7 @@ fn a_good_drafter_reaches_the_rate_of_the_best_length() {
                     let plain = simulation.fixed(0, 0.0);
                     let (found, best) = (simulation.rate() / plain, best / plain);
                     assert!(
-                        found >= 0.75 * best,
+                        found >= (0.75 * best).max(0.97),
                         "{name} {drafter:?} {num_sequences} {probability}: {found} of {best}"
                     );
                 }
