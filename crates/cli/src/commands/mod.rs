@@ -3,9 +3,11 @@
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod devices;
+pub(crate) mod event_queue;
 pub(crate) mod explain;
 pub(crate) mod inspect;
 pub(crate) mod list;
+pub(crate) mod model_on_device;
 pub(crate) mod models;
 pub(crate) mod perplexity;
 pub(crate) mod prove;

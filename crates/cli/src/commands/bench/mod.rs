@@ -7,6 +7,8 @@ mod percentiles;
 mod questions;
 mod serving;
 mod speed;
+mod task_command;
+pub(crate) mod tasks;
 mod text;
 
 use std::io::Write;
@@ -39,6 +41,8 @@ use crate::terminal::output::Output;
 ///
 /// With --questions, the model answers ordinary questions instead; a reply passes
 /// if it contains an expected text, ends by itself and does not repeat itself.
+///
+/// With --tasks, it answers real prompts with and without drafts.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct BenchArgs {
@@ -89,11 +93,30 @@ pub(crate) struct BenchArgs {
     )]
     questions: Option<String>,
 
-    /// Maximum tokens of an answer [default: 512]
+    /// Answer real prompts with and without drafts, alternating, and print
+    /// how much faster drafts are: built-in prompts that edit code, quote,
+    /// write code and write text, or those of a TOML file (--tasks=FILE)
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "",
+        conflicts_with_all = ["shape", "load", "prompt", "depth", "questions"]
+    )]
+    tasks: Option<String>,
+
+    /// Draft model of --tasks; without one, drafts are looked up in the
+    /// prompt and the reply
+    #[arg(long, verbatim_doc_comment, value_name = "MODEL", requires = "tasks")]
+    draft: Option<String>,
+
+    /// Maximum tokens of an answer [default: 512, and 256 for a task]
     #[arg(
         long,
         short = 'n',
-        requires = "questions",
+        conflicts_with_all = ["load", "prompt", "depth"],
         value_name = "TOKENS",
         value_parser = clap::value_parser!(u32).range(1..)
     )]
@@ -252,8 +275,14 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     if let Some(file) = &args.questions {
         return questions::run(args, file, hub, interrupt, output);
     }
+    if let Some(file) = &args.tasks {
+        return task_command::run(args, file, hub, output);
+    }
+    if args.max_tokens.is_some() {
+        bail_usage!("--max-tokens applies to --questions and --tasks");
+    }
     if args.sampling.is_given() {
-        bail_usage!("sampling flags apply to --questions; speed does not depend on them");
+        bail_usage!("sampling flags apply to --questions and --tasks; speed does not depend on them");
     }
     let serves = !(args.serving.concurrency.is_empty() && args.serving.rate.is_empty());
     let measures_speed =

@@ -2,16 +2,16 @@
 //!
 //! `mod.rs` prints the results; `requests.rs` makes the requests.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::mpsc::Receiver;
 
 use anyhow::{Result, bail};
-use pellucid_engine::{Engine, EngineOptions, Event, EventSink, Overcommit, Request};
-use pellucid_model::{BLOCK_LEN, Batch, DecoderConfig, Error, KvMemory, Logits, Model};
-use pellucid_tensor::Backend;
+use pellucid_engine::{Engine, EngineOptions, Event, Overcommit, Request};
+use pellucid_model::BLOCK_LEN;
 use serde::Serialize;
 
 use super::{Plan, requests};
+use crate::commands::event_queue::EventQueue;
+use crate::commands::model_on_device::ModelOnDevice;
 
 /// The replies under one setting, such as "chunks of 7", compared with the expected ones.
 #[derive(Debug, Serialize)]
@@ -27,64 +27,6 @@ pub(super) struct SettingResult {
 
 /// The tokens of a reply, each with the bits of the log probabilities at its position.
 type ReplyBits = Vec<(u32, Vec<(u32, u32)>)>;
-
-/// A model that several engines use, one after the other: an [`Engine`] owns its model.
-struct SharedModel {
-    config: DecoderConfig,
-    model: Arc<Mutex<dyn Model>>,
-}
-
-impl Model for SharedModel {
-    fn config(&self) -> &DecoderConfig {
-        &self.config
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        self.model.lock().expect("one engine runs at a time").forward(batch, kv, logits)
-    }
-
-    fn launch(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        self.model.lock().expect("one engine runs at a time").launch(batch, kv, logits)
-    }
-
-    fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
-        self.model.lock().expect("one engine runs at a time").finish(logits)
-    }
-
-    fn is_asynchronous(&self, num_rows: usize) -> bool {
-        self.model.lock().expect("one engine runs at a time").is_asynchronous(num_rows)
-    }
-
-    fn supports_digests(&self) -> bool {
-        self.model.lock().expect("one engine runs at a time").supports_digests()
-    }
-
-    fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
-        self.model.lock().expect("one engine runs at a time").read_row(row, out)
-    }
-}
-
-/// A model with the backend that holds its weights.
-pub(super) struct ModelOnDevice {
-    config: DecoderConfig,
-    model: Arc<Mutex<dyn Model>>,
-    backend: Arc<dyn Backend>,
-}
-
-impl ModelOnDevice {
-    pub(super) fn new(model: impl Model + 'static, backend: Arc<dyn Backend>) -> ModelOnDevice {
-        ModelOnDevice { config: model.config().clone(), model: Arc::new(Mutex::new(model)), backend }
-    }
-
-    pub(super) fn vocab_size(&self) -> usize {
-        self.config.vocab_size
-    }
-
-    fn engine(&self, options: EngineOptions) -> Result<Engine> {
-        let shared = SharedModel { config: self.config.clone(), model: self.model.clone() };
-        Ok(Engine::new(Box::new(shared), self.backend.clone(), options)?)
-    }
-}
 
 struct Comparison<'a> {
     requests: &'a [Request],
@@ -152,7 +94,7 @@ impl Comparison<'_> {
     fn run_alone(&mut self, engine: &mut Engine) -> Result<()> {
         for (i, request) in self.requests.iter().enumerate() {
             (self.progress)(&format!("alone: {i} of {}", self.requests.len()));
-            let (sink, replies) = collector();
+            let (sink, replies) = EventQueue::new();
             engine.submit(requests::in_own_scope(request, i), Box::new(sink))?;
             while engine.step() {}
             self.expected.push(reply_of(replies)?);
@@ -170,7 +112,7 @@ impl Comparison<'_> {
         loop {
             let arriving = if stagger == 0 { usize::MAX } else { usize::from(num_sent % stagger == 0) };
             for &i in queue.by_ref().take(arriving) {
-                let (sink, events) = collector();
+                let (sink, events) = EventQueue::new();
                 engine.submit(self.requests[i].clone(), Box::new(sink))?;
                 replies[i] = Some(events);
                 num_sent += 1;
@@ -202,31 +144,12 @@ impl Comparison<'_> {
     fn cache_first_halves(&mut self, engine: &mut Engine) -> Result<()> {
         for request in self.requests {
             let half = request.prompt[..request.prompt.len().div_ceil(2)].to_vec();
-            let (sink, _events) = collector();
+            let (sink, _events) = EventQueue::new();
             engine.submit(Request { prompt: half, max_tokens: Some(1), ..request.clone() }, Box::new(sink))?;
         }
         while engine.step() {}
         Ok(())
     }
-}
-
-/// A sink that sends every event to a channel.
-struct EventQueue(Sender<Event>);
-
-impl EventSink for EventQueue {
-    fn send(&mut self, event: Event) {
-        // The receiver of a request that only fills the cache is dropped.
-        let _ = self.0.send(event);
-    }
-
-    fn is_open(&self) -> bool {
-        true
-    }
-}
-
-fn collector() -> (EventQueue, Receiver<Event>) {
-    let (sender, events) = channel();
-    (EventQueue(sender), events)
 }
 
 /// Returns the reply of a request that has ended.
@@ -250,6 +173,7 @@ fn reply_of(events: Receiver<Event>) -> Result<ReplyBits> {
 
 #[cfg(test)]
 mod tests {
+    use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, Logits, Model};
     use pellucid_tensor::DType;
     use pellucid_testing::FakeModel;
 

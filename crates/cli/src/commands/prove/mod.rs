@@ -13,12 +13,13 @@ use pellucid_model::Model;
 use pellucid_tensor::{Backend, DType};
 use serde_json::json;
 
+use crate::commands::model_on_device::ModelOnDevice;
 use crate::flags::compute::ComputeArgs;
 use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::format::grouped;
 use crate::terminal::output::Output;
-use comparison::{ModelOnDevice, SettingResult};
+use comparison::SettingResult;
 
 /// Check that replies do not depend on other requests
 ///
