@@ -120,3 +120,63 @@ fn questions_are_answered_and_counted() {
     assert!(table.contains("story") && table.contains("1 of 2 passed (50.0 %): "), "{table}");
     assert!(home.run(&["bench", "tiny", "--top-k", "3"]).stderr.contains("sampling flags apply to --questions"));
 }
+
+#[test]
+fn a_proof_with_a_draft_model_measures_its_acceptance() {
+    let flags = ["--prompts", "16", "--longest", "20", "--reply", "6"];
+    // Neither model has a vocabulary; a model as its own draft model is nearly always right.
+    for (draft, is_accepted) in [("llama3", true), ("gpt2", false)] {
+        let draft = golden(draft);
+        let ran = Home::new().run(&[&["prove", &golden("llama3"), "--json", "--draft", &draft], &flags[..]].concat());
+        let proof: Value = serde_json::from_str(ran.ok()).unwrap();
+        assert_eq!(proof["different"], 0, "{proof}");
+        let settings = proof["settings"].as_array().unwrap();
+        let of = |name: &str| settings.iter().find(|setting| setting["name"] == name).unwrap();
+        for name in ["draft model, together", "draft model, alone", "drafts, every third wrong"] {
+            let (drafted, accepted) = (of(name)["drafted"].as_u64().unwrap(), of(name)["accepted"].as_u64().unwrap());
+            assert!(drafted > 0, "{name}: {proof}");
+            assert!(name.starts_with("drafts,") || is_accepted == (2 * accepted > drafted), "{name}: {proof}");
+        }
+        let speeds = proof["draft_model"].as_array().unwrap();
+        let temperatures: Vec<f64> = speeds.iter().map(|speed| speed["temperature"].as_f64().unwrap()).collect();
+        assert!(temperatures.len() == 3 && temperatures[0] == 0.0 && temperatures[2] == 1.5, "{proof}");
+        assert!(speeds.iter().all(|speed| speed["tokens_per_second"].as_f64().unwrap() > 0.0), "{proof}");
+    }
+    let ran = Home::new().run(&[&["prove", &golden("llama3"), "--draft", &golden("llama2")], &flags[..]].concat());
+    let text = ran.ok();
+    assert!(text.contains("temperature 0.7") && text.contains("drafts looked up"), "{text}");
+    assert!(text.ends_with("proved: no reply depended on the other requests, to the bit\n"), "{text}");
+    assert!(text.lines().skip(1).all(|line| line.chars().count() <= 80), "{text}");
+}
+
+#[test]
+fn a_draft_model_with_another_vocabulary_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    pellucid_testing::tiny_model(folder.path(), None);
+    let ran = Home::new().run(&["prove", "tiny", "--draft", folder.path().to_str().unwrap()]);
+    assert!(ran.error().contains("the vocabularies differ"), "{ran:?}");
+}
+
+#[test]
+fn tasks_are_answered_with_and_without_drafts() {
+    let home = Home::new();
+    let file = home.path().join("tasks.toml");
+    let tasks = "[[task]]\nkind = 'story'\nname = 'a'\nask = 'Once upon a time'\n\
+                 [[task]]\nkind = 'story'\nname = 'b'\nask = 'Once upon a time there was a girl. Once upon a time'\n";
+    std::fs::write(&file, tasks).unwrap();
+    let flag = format!("--tasks={}", file.display());
+    let run = |more: &[&str]| home.run(&[&["bench", "tiny", &flag, "-n", "40", "--repeat", "1"], more].concat());
+    let result: Value = serde_json::from_str(run(&["--json", "--batch", "1,3"]).ok()).unwrap();
+    let rows = result["tasks"].as_array().unwrap();
+    assert_eq!(rows.len(), 2, "one kind at two batch sizes: {result}");
+    for row in rows {
+        assert!(row["tokens"].as_u64().unwrap() > 30 && row["ratio"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    let drafted: Value = serde_json::from_str(run(&["--json", "--draft", "tiny"]).ok()).unwrap();
+    assert!(drafted["tasks"][0]["drafted"].is_u64(), "{drafted}");
+    let table = run(&["--temperature", "0.7"]).ok().to_owned();
+    assert!(table.contains("tokens/step") && table.contains("story"), "{table}");
+    std::fs::write(&file, "[[task]]\nkind = 'a'\nname = 'b'\nask = ' '\n").unwrap();
+    assert!(run(&[]).usage().contains("a text in `ask`"));
+    assert!(home.run(&["bench", "tiny", "--max-tokens", "3"]).usage().contains("--max-tokens applies to"));
+}

@@ -5,10 +5,11 @@
 use std::sync::mpsc::Receiver;
 
 use anyhow::{Result, bail};
-use pellucid_engine::{Engine, EngineOptions, Event, Overcommit, Request};
+use pellucid_engine::{Engine, EngineOptions, Event, Overcommit, Request, SpeculationOptions};
 use pellucid_model::BLOCK_LEN;
 use serde::Serialize;
 
+use super::drafts::{FORCED, RecordedDrafter};
 use super::{Plan, requests};
 use crate::commands::event_queue::EventQueue;
 use crate::commands::model_on_device::ModelOnDevice;
@@ -21,6 +22,9 @@ pub(super) struct SettingResult {
     pub(super) num_tokens: usize,
     pub(super) cached_tokens: u64,
     pub(super) preemptions: u64,
+    /// Drafted tokens, and those that the model chose as well.
+    pub(super) drafted: u64,
+    pub(super) accepted: u64,
     /// Replies that differ from the reply of the same request when it runs alone.
     pub(super) num_different: usize,
 }
@@ -39,24 +43,13 @@ pub(super) fn run(
     plan: Plan,
     requests: &[Request],
     device: ModelOnDevice,
+    draft: Option<&ModelOnDevice>,
     single_threaded: Option<impl FnOnce() -> Result<ModelOnDevice>>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<SettingResult>> {
-    let per_request = (plan.longest as usize + plan.reply as usize).div_ceil(BLOCK_LEN) + 1;
+    let per_request = blocks_per_request(plan);
     let together = plan.together as usize;
-    let stored = |request: &Request| (request.prompt.len() + plan.reply as usize).div_ceil(BLOCK_LEN);
-    let options = EngineOptions {
-        // Enough that the second round finds the whole first round in the prefix cache.
-        num_blocks: per_request * together + requests.iter().map(stored).sum::<usize>(),
-        block_len: BLOCK_LEN,
-        kv_dtype: plan.kv_dtype,
-        max_sequences: together,
-        step_tokens: 256.max(together),
-        chunk_len: 256,
-        max_waiting: requests.len() + 1,
-        overcommit: Overcommit::Never,
-        secret: [0; 32],
-    };
+    let options = options(plan, requests);
     let mut comparison = Comparison { requests, expected: Vec::new(), results: Vec::new(), progress };
     comparison.run_alone(&mut device.engine(options)?)?;
 
@@ -81,6 +74,8 @@ pub(super) fn run(
     };
     comparison.compare("preempted", &mut device.engine(tight)?, &in_order, 0)?;
 
+    comparison.compare_drafts(&device, draft, options, &in_order)?;
+
     if let Some(single_threaded) = single_threaded {
         // A second copy of a large model may not fit into memory.
         drop(device);
@@ -89,7 +84,59 @@ pub(super) fn run(
     Ok(comparison.results)
 }
 
+/// Returns the number of blocks that the longest request can need.
+fn blocks_per_request(plan: Plan) -> usize {
+    (plan.longest as usize + plan.reply as usize).div_ceil(BLOCK_LEN) + 1
+}
+
+/// Returns the settings of an engine that serves the requests without preemption.
+pub(super) fn options(plan: Plan, requests: &[Request]) -> EngineOptions {
+    let together = plan.together as usize;
+    let stored = |request: &Request| (request.prompt.len() + plan.reply as usize).div_ceil(BLOCK_LEN);
+    EngineOptions {
+        // Enough that the second round finds the whole first round in the prefix cache.
+        num_blocks: blocks_per_request(plan) * together + requests.iter().map(stored).sum::<usize>(),
+        block_len: BLOCK_LEN,
+        kv_dtype: plan.kv_dtype,
+        max_sequences: together,
+        step_tokens: 256.max(together),
+        chunk_len: 256,
+        max_waiting: requests.len() + 1,
+        overcommit: Overcommit::Never,
+        secret: [0; 32],
+    }
+}
+
 impl Comparison<'_> {
+    /// Compares replies with drafts that are looked up, that are often wrong, and those of a draft model.
+    fn compare_drafts(
+        &mut self,
+        device: &ModelOnDevice,
+        draft: Option<&ModelOnDevice>,
+        options: EngineOptions,
+        order: &[usize],
+    ) -> Result<()> {
+        let mut engine = device.engine(options)?;
+        engine.set_speculation(SpeculationOptions { ngram: true, suffix: true, ..FORCED });
+        self.compare("drafts looked up", &mut engine, order, 0)?;
+        let ids = |reply: &ReplyBits| reply.iter().map(|(id, _)| *id).collect();
+        let replies = self.requests.iter().zip(&self.expected);
+        let replies = replies.map(|(request, reply)| (request.prompt.clone(), ids(reply)));
+        let recorded = RecordedDrafter::new(replies, device.vocab_size());
+        let mut engine = device.engine(options)?;
+        engine.set_speculation(FORCED);
+        engine.add_drafter(Box::new(recorded));
+        self.compare("drafts, every third wrong", &mut engine, order, 0)?;
+        let Some(draft) = draft else { return Ok(()) };
+        for (name, max_sequences) in [("draft model, together", options.max_sequences), ("draft model, alone", 1)] {
+            let mut engine = device.engine(EngineOptions { max_sequences, ..options })?;
+            engine.set_speculation(FORCED);
+            engine.set_draft_model(draft.share(), options.num_blocks)?;
+            self.compare(name, &mut engine, order, 0)?;
+        }
+        Ok(())
+    }
+
     /// Runs the requests one at a time, none with a cached prefix, and keeps the replies as the expected ones.
     fn run_alone(&mut self, engine: &mut Engine) -> Result<()> {
         for (i, request) in self.requests.iter().enumerate() {
@@ -129,6 +176,8 @@ impl Comparison<'_> {
             num_tokens: 0,
             cached_tokens: after.cached_tokens - before.cached_tokens,
             preemptions: after.preemptions - before.preemptions,
+            drafted: after.speculation.total().drafted - before.speculation.total().drafted,
+            accepted: after.speculation.total().accepted - before.speculation.total().accepted,
             num_different: 0,
         };
         for (reply, expected) in replies.into_iter().flatten().zip(&self.expected) {
@@ -199,12 +248,17 @@ mod tests {
     fn num_different(device: impl Fn() -> ModelOnDevice) -> usize {
         let plan = Plan { prompts: 40, longest: 100, reply: 40, together: 8, seed: 0, kv_dtype: DType::F16 };
         let requests = requests::random(plan, 24);
-        let results =
-            run(plan, &requests, device(), Some(|| Ok(device())), &mut |_| ()).expect("every request is served");
+        let fake = FakeModel::new(24, 160);
+        let backend = fake.backend();
+        let draft = ModelOnDevice::new(fake, backend);
+        let results = run(plan, &requests, device(), Some(&draft), Some(|| Ok(device())), &mut |_| ())
+            .expect("every request is served");
         assert!(
             results.iter().any(|result| result.cached_tokens > 0)
                 && results.iter().any(|result| result.preemptions > 0)
         );
+        let drafting = results.iter().filter(|result| result.name.contains("draft m"));
+        assert!(drafting.clone().count() == 2 && drafting.clone().all(|result| result.accepted > 1000), "{results:?}");
         results.iter().map(|result| result.num_different).sum()
     }
 

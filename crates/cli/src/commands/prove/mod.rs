@@ -1,6 +1,7 @@
 //! `pellucid prove`: checks batch invariance to the bit, on the user's own model and machine.
 
 mod comparison;
+mod drafts;
 mod requests;
 
 use std::io::{IsTerminal, Write};
@@ -9,10 +10,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::Checkpoint;
-use pellucid_model::Model;
+use pellucid_engine::{EngineOptions, Request};
+use pellucid_model::{BLOCK_LEN, Model};
 use pellucid_tensor::{Backend, DType};
+use pellucid_tokenizer::{Tokenizer, VocabularyDifference};
 use serde_json::json;
 
+use crate::commands::bench::tasks;
 use crate::commands::model_on_device::ModelOnDevice;
 use crate::flags::compute::ComputeArgs;
 use crate::flags::usage_error::bail_usage;
@@ -20,14 +24,18 @@ use crate::hub::Hub;
 use crate::terminal::format::grouped;
 use crate::terminal::output::Output;
 use comparison::SettingResult;
+use drafts::DraftSpeed;
 
 /// Check that replies do not depend on other requests
 ///
 /// Random prompts are answered one at a time; then all again in batches, in
 /// another order, in chunks of several sizes, with and without cached prefixes,
-/// with preemption, and, on a CPU, on one thread. Half are greedy, half are
-/// sampled. Tokens and log probabilities must agree to the bit. The last line is
-/// the verdict; the exit status is 1 if a reply differs.
+/// with preemption, with drafts, and, on a CPU, on one thread. Half are greedy,
+/// half are sampled. Tokens and log probabilities must agree to the bit. The last
+/// line is the verdict; the exit status is 1 if a reply differs.
+///
+/// With --draft, a draft model proposes tokens too, and its acceptance and its
+/// speed-up on built-in prompts are measured at temperatures 0, 0.7 and 1.5.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
@@ -52,6 +60,10 @@ pub(crate) struct ProveArgs {
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(2..=1024))]
     together: u32,
 
+    /// Draft model, with the vocabulary of the model
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<String>,
+
     /// Seed of the random prompts
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -75,6 +87,10 @@ struct Plan {
     kv_dtype: DType,
 }
 
+/// Prompts on which a draft model is measured, and tokens of their replies.
+const MEASURED_PROMPTS: usize = 8;
+const MEASURED_REPLY: usize = 64;
+
 /// The comparison of `selftest`: seconds on a CPU.
 const QUICK: Plan = Plan { prompts: 48, longest: 80, reply: 12, together: 8, seed: 0, kv_dtype: DType::F16 };
 
@@ -94,7 +110,7 @@ pub(crate) fn quick(
     let device = open(backend.clone())?;
     let requests = requests::random(QUICK, device.vocab_size());
     let single_threaded = (!backend.is_asynchronous()).then_some(|| open(single_threaded()?));
-    let rows = comparison::run(QUICK, &requests, device, single_threaded, &mut |_| ())?;
+    let rows = comparison::run(QUICK, &requests, device, None, single_threaded, &mut |_| ())?;
     for row in &rows {
         if row.num_different > 0 {
             bail!("{}: {} of {} replies differ from those alone", row.name, row.num_different, row.num_replies);
@@ -134,17 +150,28 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
     };
     // A GPU has no such setting, and another device may have other bits.
     let single_threaded = (!backend.is_asynchronous()).then_some(single_threaded);
-    let rows = comparison::run(plan, &requests, ModelOnDevice::new(model, backend), single_threaded, &mut tell)?;
+    let target = ModelOnDevice::new(model, backend.clone());
+    let draft = args.draft.as_deref().map(|name| open_draft(args, name, hub, &checkpoint, &backend)).transpose()?;
+    let speeds = match &draft {
+        Some(draft) => measure_draft(plan, &requests, &checkpoint, context, &target, draft, &mut tell)?,
+        None => Vec::new(),
+    };
+    let rows = comparison::run(plan, &requests, target, draft.as_ref(), single_threaded, &mut tell)?;
     tell("");
-    let num_different = rows.iter().map(|row| row.num_different).sum::<usize>();
+    let num_different = rows.iter().map(|row| row.num_different).sum::<usize>()
+        + speeds.iter().map(|speed| speed.num_different).sum::<usize>();
     if args.json {
         let result = json!({
             "device": device, "prompts": args.prompts, "reply_tokens": args.reply,
-            "settings": rows, "different": num_different, "verdict": verdict_name(num_different),
+            "settings": rows, "draft_model": speeds, "different": num_different, "verdict": verdict_name(num_different),
         });
         output.write_json(&result)?;
     } else {
         print(output, args, &device, &rows)?;
+        if !speeds.is_empty() {
+            drafts::print(output, &speeds)?;
+            writeln!(output)?;
+        }
         writeln!(output, "{}", verdict(num_different))?;
     }
     if num_different > 0 {
@@ -152,6 +179,52 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()
         bail!("{num_different} replies differ from those of the requests alone; please report it with this output");
     }
     Ok(())
+}
+
+/// Loads the draft model onto the model's device. Refuses one with another vocabulary.
+fn open_draft(
+    args: &ProveArgs,
+    name: &str,
+    hub: &Hub,
+    target: &Checkpoint,
+    backend: &Arc<dyn Backend>,
+) -> Result<ModelOnDevice> {
+    let checkpoint = args.compute.checkpoint(&hub.resolve(Some(name))?, hub)?;
+    // Models without a vocabulary have nothing to compare; their drafts are checked like all others.
+    if let (Ok(first), Ok(second)) = (Tokenizer::from_checkpoint(target), Tokenizer::from_checkpoint(&checkpoint))
+        && let Some(difference) = VocabularyDifference::find(&first, &second)
+    {
+        bail!("--draft {name}: the vocabularies differ: {difference}; a draft model needs the model's vocabulary");
+    }
+    Ok(ModelOnDevice::new(args.compute.decoder(&checkpoint, backend)?, backend.clone()))
+}
+
+/// Measures the draft model on the prompts of `bench --tasks`, or on the random ones if the model has no vocabulary.
+fn measure_draft(
+    plan: Plan,
+    requests: &[Request],
+    checkpoint: &Checkpoint,
+    context: usize,
+    target: &ModelOnDevice,
+    draft: &ModelOnDevice,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<DraftSpeed>> {
+    let tasks = tasks::read("")?;
+    let prompts = match Tokenizer::from_checkpoint(checkpoint) {
+        Ok(tokenizer) => tasks::encode(&tasks, &tokenizer, checkpoint.chat_template())?,
+        Err(_) => requests.iter().map(|request| request.prompt.clone()).collect(),
+    };
+    let max_tokens = MEASURED_REPLY.max(plan.reply as usize);
+    let mut prompts: Vec<Vec<u32>> =
+        prompts.into_iter().filter(|prompt| prompt.len() + max_tokens <= context).step_by(2).collect();
+    prompts.truncate(MEASURED_PROMPTS);
+    if prompts.is_empty() {
+        bail!("--draft: no prompt and {max_tokens} tokens of a reply fit into the context of {context}");
+    }
+    let blocks = |prompt: &Vec<u32>| (prompt.len() + max_tokens).div_ceil(BLOCK_LEN) + 1;
+    let num_blocks = prompts.iter().map(blocks).sum::<usize>();
+    let options = EngineOptions { num_blocks, max_sequences: 1, ..comparison::options(plan, requests) };
+    drafts::measure(target, draft, options, &prompts, max_tokens, progress)
 }
 
 fn verdict_name(num_different: usize) -> &'static str {
@@ -172,12 +245,16 @@ fn print(out: &mut impl Write, args: &ProveArgs, device: &str, rows: &[SettingRe
         "{} prompts of 1 to {} tokens, {} tokens each, on {device}\n",
         args.prompts, args.longest, args.reply
     )?;
-    writeln!(out, "{:<30}{:>10}{:>12}{:>12}{:>12}", "", "replies", "cached", "preempted", "different")?;
+    writeln!(
+        out,
+        "{:<28}{:>9}{:>11}{:>11}{:>10}{:>11}",
+        "", "replies", "cached", "preempted", "accepted", "different"
+    )?;
     for row in rows {
         let counts =
-            [row.num_replies as u64, row.cached_tokens, row.preemptions, row.num_different as u64].map(grouped);
-        let [replies, cached, preempted, different] = counts;
-        writeln!(out, "{:<30}{replies:>10}{cached:>12}{preempted:>12}{different:>12}", row.name)?;
+            [row.num_replies as u64, row.cached_tokens, row.preemptions, row.accepted, row.num_different as u64];
+        let [replies, cached, preempted, accepted, different] = counts.map(grouped);
+        writeln!(out, "{:<28}{replies:>9}{cached:>11}{preempted:>11}{accepted:>10}{different:>11}", row.name)?;
     }
     let replies: usize = rows.iter().map(|row| row.num_replies).sum();
     let tokens: usize = rows.iter().map(|row| row.num_tokens).sum();
