@@ -172,8 +172,9 @@ fn tasks_are_answered_with_and_without_drafts() {
     for row in rows {
         assert!(row["tokens"].as_u64().unwrap() > 30 && row["ratio"].as_f64().unwrap() > 0.0, "{row}");
     }
-    let drafted: Value = serde_json::from_str(run(&["--json", "--draft", "tiny"]).ok()).unwrap();
+    let drafted: Value = serde_json::from_str(run(&["--json", "--speculate", "draft=tiny"]).ok()).unwrap();
     assert!(drafted["tasks"][0]["drafted"].is_u64(), "{drafted}");
+    assert!(run(&["--speculate", "off"]).usage().contains("names none"));
     let table = run(&["--temperature", "0.7"]).ok().to_owned();
     assert!(table.contains("tokens/step") && table.contains("story"), "{table}");
     std::fs::write(&file, "[[task]]\nkind = 'a'\nname = 'b'\nask = ' '\n").unwrap();

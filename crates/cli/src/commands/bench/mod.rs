@@ -95,7 +95,8 @@ pub(crate) struct BenchArgs {
 
     /// Answer real prompts with and without drafts, alternating, and print
     /// how much faster drafts are: built-in prompts that edit code, quote,
-    /// write code and write text, or those of a TOML file (--tasks=FILE)
+    /// write code and write text, or those of a TOML file (--tasks=FILE).
+    /// --speculate names the drafters [default: ngram]
     #[arg(
         long,
         verbatim_doc_comment,
@@ -106,11 +107,6 @@ pub(crate) struct BenchArgs {
         conflicts_with_all = ["shape", "load", "prompt", "depth", "questions"]
     )]
     tasks: Option<String>,
-
-    /// Draft model of --tasks; without one, drafts are looked up in the
-    /// prompt and the reply
-    #[arg(long, verbatim_doc_comment, value_name = "MODEL", requires = "tasks")]
-    draft: Option<String>,
 
     /// Maximum tokens of an answer [default: 512, and 256 for a task]
     #[arg(

@@ -3,10 +3,11 @@
 use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
-use pellucid_engine::{Engine, MAX_DRAFT_LEN, SpeculationOptions};
+use pellucid::Speculation;
+use pellucid_engine::Engine;
 use pellucid_model::Model;
 use pellucid_sampling::{SamplingDefaults, SamplingParams};
-use pellucid_tokenizer::Tokenizer;
+use pellucid_tokenizer::{Tokenizer, VocabularyDifference};
 use serde_json::json;
 
 use super::BenchArgs;
@@ -33,9 +34,18 @@ pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, output: &mut Output) 
         let context = model.config().context_len;
         bail_usage!("--tasks and --max-tokens need {longest} tokens, but the model's context holds {context}");
     }
-    let draft = match &args.draft {
-        Some(name) => {
-            let checkpoint = args.compute.checkpoint(&hub.resolve(Some(name))?, hub)?;
+    let speculation =
+        if args.speculation.is_given() { args.speculation.resolve(hub)? } else { Speculation::OFF.ngram() };
+    if speculation.is_off() {
+        bail_usage!("--tasks compares drafters with none, but --speculate names none");
+    }
+    let draft = match speculation.draft_path() {
+        Some(path) => {
+            let checkpoint = args.compute.checkpoint(path, hub)?;
+            let own = Tokenizer::from_checkpoint(&checkpoint)?;
+            if let Some(difference) = VocabularyDifference::find(&tokenizer, &own) {
+                bail_usage!("--speculate draft={}: the vocabularies differ: {difference}", path.display());
+            }
             Some(ModelOnDevice::new(args.compute.decoder(&checkpoint, &backend)?, backend.clone()))
         }
         None => None,
@@ -51,13 +61,7 @@ pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, output: &mut Output) 
     };
     sampling.end_ids = tokenizer.end_ids().to_vec();
     let add_drafters = |engine: &mut Engine| -> Result<()> {
-        let is_lookup = draft.is_none();
-        engine.set_speculation(SpeculationOptions {
-            ngram: is_lookup,
-            suffix: false,
-            max_draft_len: MAX_DRAFT_LEN,
-            fixed_draft_len: None,
-        });
+        engine.set_speculation(speculation.options());
         if let Some(draft) = &draft {
             engine.set_draft_model(draft.share(), options.num_blocks)?;
         }
@@ -76,11 +80,11 @@ pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, output: &mut Output) 
     tell("");
     if args.json {
         return Ok(output.write_json(&json!({
-            "model": checkpoint.path(), "draft": args.draft, "device": backend.description(),
+            "model": checkpoint.path(), "speculate": speculation.to_string(), "device": backend.description(),
             "max_tokens": max_tokens, "rounds": args.speed.repeat, "tasks": results,
         }))?);
     }
-    writeln!(output, "{}, {}\n", checkpoint.path().display(), backend.description())?;
+    writeln!(output, "{}, {speculation}, {}\n", checkpoint.path().display(), backend.description())?;
     tasks::print(output, &results)?;
     Ok(())
 }
