@@ -12,6 +12,7 @@ use pellucid_model::Batch;
 pub struct VirtualClock {
     start: Instant,
     elapsed_ns: Arc<AtomicU64>,
+    num_steps: Arc<AtomicU64>,
     machine: Machine,
 }
 
@@ -20,13 +21,15 @@ pub struct VirtualClock {
 pub enum Machine {
     /// Two cores with tiles of 16 rows and a model of 135 million parameters: long contexts are expensive.
     Cpu,
+    /// The same, shared with other programs: steps take 0 to 20 % longer, and one of six up to twice as long.
+    NoisyCpu,
     /// A GPU on which the first hundred rows cost no more than one.
     Gpu,
 }
 
 impl VirtualClock {
     pub fn new(machine: Machine) -> VirtualClock {
-        VirtualClock { start: Instant::now(), elapsed_ns: Arc::default(), machine }
+        VirtualClock { start: Instant::now(), elapsed_ns: Arc::default(), num_steps: Arc::default(), machine }
     }
 
     /// Returns the virtual time since the start.
@@ -52,13 +55,26 @@ impl VirtualClock {
         }
         let rows = batch.num_rows();
         let seconds = match self.machine {
-            Machine::Cpu => {
+            Machine::Cpu | Machine::NoisyCpu => {
                 let by_tile = rows.next_multiple_of(16) as f64 * 6e-4;
                 3.8e-3 + by_tile.min(rows as f64 * 1.3e-3) + 1.1e-6 * read + 2.3e-7 * compared
             }
             Machine::Gpu => 8e-3 + 4e-5 * rows.saturating_sub(100) as f64 + 1e-8 * compared,
         };
+        let seconds = if matches!(self.machine, Machine::NoisyCpu) { seconds * self.noise() } else { seconds };
         self.elapsed_ns.fetch_add((seconds * 1e9) as u64, Ordering::SeqCst);
+    }
+}
+
+impl VirtualClock {
+    /// Returns the factor of the next step, from 1 to 2.
+    fn noise(&self) -> f64 {
+        // SplitMix64 of the number of the step.
+        let mut x = self.num_steps.fetch_add(1, Ordering::SeqCst).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let part = ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64;
+        if x % 6 == 0 { 1.0 + part } else { 1.0 + 0.2 * part }
     }
 }
 
