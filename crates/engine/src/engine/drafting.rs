@@ -153,10 +153,11 @@ impl Engine {
             let mut candidate =
                 Candidate { len: max_len, rates: [rate; MAX_DRAFT_LEN], seconds_per_token, ..prospect.candidate };
             let gain = 1.0 - promise(&prospect.candidate, plain_seconds) / promise(&candidate, plain_seconds);
-            if max_len == 0 || gain.is_nan() || gain <= 0.0 {
+            // With a fixed length there is no choice between a draft and none.
+            let is_fixed = self.drafters.options.fixed_draft_len.is_some();
+            if max_len == 0 || !(gain > 0.0 || is_fixed && prospect.candidate.len == 0) {
                 continue;
             }
-            let is_fixed = self.drafters.options.fixed_draft_len.is_some();
             let start_seconds = model.catch_up_seconds(num_tokens - num_behind, num_behind);
             if model.is_within_reach(id, num_tokens) || is_fixed {
                 candidate.start_seconds = if model.is_caught_up(id, num_tokens) { 0.0 } else { start_seconds };

@@ -31,14 +31,14 @@ pub(super) struct AcceptanceResult {
     depth: usize,
     draft_tokens: usize,
     acceptance: f64,
-    /// Fraction of the drafted tokens that was accepted while the draft before them was right.
-    measured_acceptance: f64,
+    /// Tokens of a sequence for each step of the engine. The draws of a run differ from `acceptance` by chance.
+    tokens_per_step: f64,
     draft_step_ms: f64,
     verify_step_ms: f64,
     plain_tokens_per_second: f64,
     tokens_per_second: f64,
     ratio: f64,
-    /// Tokens per second if nothing but draft and verify steps took time.
+    /// Tokens per second if nothing but draft and verify steps took time, with the same tokens for each step.
     ideal_tokens_per_second: f64,
     fraction_of_ideal: f64,
 }
@@ -141,14 +141,15 @@ pub(super) fn run(
                 accepted.push(measured.tokens_per_step);
             }
             let (plain, with_drafts) = (median(&mut plain), median(&mut with_drafts));
-            let tokens: f64 = (0..=size.draft_tokens).map(|drafted| acceptance.powi(drafted as i32)).sum();
-            let ideal = size.sequences as f64 * tokens / (size.draft_tokens as f64 * draft_seconds + verify_seconds);
+            let tokens_per_step = median(&mut accepted);
+            let seconds = size.draft_tokens as f64 * draft_seconds + verify_seconds;
+            let ideal = size.sequences as f64 * tokens_per_step / seconds;
             results.push(AcceptanceResult {
                 sequences: size.sequences,
                 depth: size.depth,
                 draft_tokens: size.draft_tokens,
                 acceptance,
-                measured_acceptance: rate_of(median(&mut accepted), size.draft_tokens),
+                tokens_per_step,
                 draft_step_ms: draft_seconds * 1e3,
                 verify_step_ms: verify_seconds * 1e3,
                 plain_tokens_per_second: plain,
@@ -160,17 +161,6 @@ pub(super) fn run(
         }
     }
     Ok(results)
-}
-
-/// Returns the rate of acceptance that gives `tokens` tokens for each step on average.
-fn rate_of(tokens: f64, draft_tokens: usize) -> f64 {
-    let (mut low, mut high) = (0.0, 1.0);
-    for _ in 0..50 {
-        let middle: f64 = (low + high) / 2.0;
-        let expected: f64 = (0..=draft_tokens).map(|drafted| middle.powi(drafted as i32)).sum();
-        if expected < tokens { low = middle } else { high = middle }
-    }
-    low
 }
 
 /// One run of the sequences of a size.
@@ -245,6 +235,9 @@ impl EngineBench {
     }
 }
 
+/// Minimum seconds between the tokens of two steps. Those of one step are delivered together.
+const STEP_GAP: f64 = 200e-6;
+
 /// Returns the speed while all sequences decode: from when each has a quarter of its tokens until the first one ends.
 fn window(times: &[Vec<Instant>]) -> Decoded {
     let start = times.iter().filter_map(|times| times.get(times.len() / 4)).max();
@@ -256,9 +249,8 @@ fn window(times: &[Vec<Instant>]) -> Decoded {
     for times in times {
         let inside: Vec<&Instant> = times.iter().filter(|&&time| time > start && time <= end).collect();
         num_tokens += inside.len();
-        // Tokens of one step arrive together.
         num_steps += usize::from(!inside.is_empty())
-            + inside.windows(2).filter(|pair| (*pair[1] - *pair[0]).as_secs_f64() > 50e-6).count();
+            + inside.windows(2).filter(|pair| (*pair[1] - *pair[0]).as_secs_f64() > STEP_GAP).count();
     }
     Decoded {
         tokens_per_second: num_tokens as f64 / (end - start).as_secs_f64(),
@@ -301,20 +293,21 @@ pub(super) fn print(out: &mut impl Write, results: &[AcceptanceResult]) -> std::
     writeln!(out, "{} drafted tokens, accepted at a forced rate; tokens/s", first.draft_tokens)?;
     writeln!(
         out,
-        "{:<18}{:>7}{:>10}{:>10}{:>9}{:>9}{:>7}{:>9}",
-        "", "rate", "draft ms", "verify ms", "plain", "drafts", "ratio", "of ideal"
+        "{:<16}{:>5}{:>10}{:>11}{:>8}{:>8}{:>7}{:>8}{:>6}",
+        "", "rate", "draft ms", "verify ms", "plain", "drafts", "ratio", "ideal", "of it"
     )?;
     for row in results {
-        let name = format!("decode x {} at {}", row.sequences, row.depth);
+        let name = format!("x {} at {}", row.sequences, row.depth);
         writeln!(
             out,
-            "{name:<18}{:>7.2}{:>10.3}{:>10.3}{:>9}{:>9}{:>7.2}{:>8.0}%",
+            "{name:<16}{:>5.2}{:>10.3}{:>11.3}{:>8}{:>8}{:>7.2}{:>8}{:>5.0}%",
             row.acceptance,
             row.draft_step_ms,
             row.verify_step_ms,
             grouped(row.plain_tokens_per_second as u64),
             grouped(row.tokens_per_second as u64),
             row.ratio,
+            grouped(row.ideal_tokens_per_second as u64),
             row.fraction_of_ideal * 100.0,
         )?;
     }
