@@ -2,6 +2,7 @@
 //! it does wrong goes further than an empty draft.
 
 mod catch_up;
+mod chained;
 mod hostile;
 mod proposals;
 mod support;
