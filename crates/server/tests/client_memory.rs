@@ -195,3 +195,18 @@ fn replies_with_log_probabilities_are_charged() {
     assert_eq!(refused.header("retry-after"), None, "it can never succeed");
     server.until(MEMORY, 0.0);
 }
+
+#[test]
+fn predictions_are_charged_for_each_choice() {
+    let limits = Limits { max_client_memory: 160 << 10, ..Limits::default() };
+    let server = Server::with(Setup { limits, ..Setup::default() });
+    let prediction = format!(",\"prediction\":{{\"type\":\"content\",\"content\":\"{}\"}}", "a".repeat(250));
+    for affordable in ["\"n\":8", &format!("\"n\":1{prediction}")] {
+        server.chat(&format!("\"max_tokens\":2,{affordable}")).ok();
+        server.until(MEMORY, 0.0);
+    }
+    // Each choice has an index of the prediction.
+    let refused = server.chat(&format!("\"max_tokens\":2,\"n\":8{prediction}"));
+    assert_eq!(refused.refused(413).1.as_deref(), Some("request_too_large"));
+    server.until(MEMORY, 0.0);
+}

@@ -31,6 +31,10 @@ pub(crate) enum Dialect {
     Completions,
 }
 
+/// Memory that the engine takes for each token of a prediction and each sequence: a copy, and three indexes of n-grams
+/// of up to 16 bytes.
+const PREDICTED_TOKEN_BYTES: usize = size_of::<u32>() + 3 * 16;
+
 /// A request that was read and checked.
 #[derive(Debug)]
 pub(crate) struct Spec {
@@ -56,9 +60,9 @@ impl Spec {
             let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
             let scores = if request.score_prompt { num_choices * token_bytes(num_top) } else { 0 };
             let echoed = echo.as_ref().map_or(0, |text| (1 + num_choices) * text.len());
-            // The engine and the reader of the reply have the ids; the engine also has those of a prediction, and an
-            // index of its n-grams of the same size.
-            let predicted = 2 * size_of::<u32>() * request.prediction.len();
+            // The engine and the reader of the reply have the ids.
+            let predicted = request.prediction.len()
+                * (size_of::<u32>() + request.best_of.max(request.num_choices) * PREDICTED_TOKEN_BYTES);
             request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
         };
         self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT
