@@ -71,7 +71,7 @@ fn compare(name: &str, options: EngineOptions, draft: Box<dyn Model>, num_blocks
 #[test]
 fn the_target_as_its_own_draft_model_is_accepted_at_every_temperature() {
     let counts = compare("the target", OPTIONS, Box::new(FakeModel::new(VOCAB, CONTEXT)), OPTIONS.num_blocks);
-    // What exceeds max_tokens or follows a stop token is never sampled.
+    // Drafts beyond max_tokens or a stop token are never sampled.
     assert!(counts.accepted * 10 > counts.drafted * 7, "{counts:?}");
 }
 

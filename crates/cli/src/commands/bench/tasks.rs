@@ -148,7 +148,7 @@ pub(super) fn options(
     }
 }
 
-/// What one run of a batch gave.
+/// Replies, time and counts of one run of a batch.
 struct Run {
     replies: Vec<Vec<u32>>,
     tokens: usize,
