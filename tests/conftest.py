@@ -11,6 +11,7 @@ def pytest_addoption(parser):
     repository = Path(__file__).parent.parent
     parser.addoption("--binaries", type=Path, default=repository / "target/debug", help="folder of the built programs")
     parser.addoption("--examples", default="10", help="number of Schemathesis examples per operation")
+    parser.addoption("--structured-replies", default="300", help="number of replies that a JSON validator checks")
     parser.addoption("--node-modules", type=Path, help="folder with the npm package openai")
 
 

@@ -1,9 +1,10 @@
 //! A request to the engine. It is checked once, at submission, and trusted after that.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pellucid_model::DecoderConfig;
-use pellucid_sampling::{Sampler, SamplingParams};
+use pellucid_sampling::{Sampler, SamplingParams, TokenConstraint};
 
 use crate::{BeamParams, Error, FinishReason, Scope, TenantId};
 
@@ -19,6 +20,8 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How to sample, and which tokens end a reply.
     pub sampling: SamplingParams,
+    /// Grammar that every reply satisfies. A reply ends where nothing can follow, also before `min_tokens`.
+    pub constraint: Option<Arc<dyn TokenConstraint>>,
     /// Maximum tokens to generate; `None` allows the rest of the context.
     pub max_tokens: Option<usize>,
     /// Number of replies to return.
@@ -50,6 +53,7 @@ impl Request {
             scope: Scope::of(TenantId(0)),
             prompt,
             sampling,
+            constraint: None,
             max_tokens: None,
             num_choices: 1,
             best_of: 1,

@@ -14,6 +14,7 @@ mod error;
 mod event_channel;
 mod finish;
 mod generation;
+mod grammars;
 mod model;
 mod prompt;
 mod prompt_replies;
@@ -24,6 +25,10 @@ pub use clock::{utc_at, utc_now};
 pub use error::Error;
 pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
+pub use grammars::Grammars;
 pub use model::LoadedModel;
+pub use pellucid_grammar::{
+    Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
+};
 pub use prompt::{ChatPrompt, PromptEncoder};
 pub use summary::Summary;

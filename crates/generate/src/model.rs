@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use pellucid_engine::EngineHandle;
+use pellucid_engine::{EngineHandle, TenantId};
+use pellucid_grammar::{CompiledGrammar, GrammarSource};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
-use crate::PromptEncoder;
+use crate::{Grammars, PromptEncoder};
 
 /// A model behind a running engine. The program that opened the files and chose the device builds it.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub struct LoadedModel {
     pub sampling: SamplingDefaults,
     /// Time of loading, in seconds since 1970.
     pub created: u64,
+    /// Compiles and keeps the grammars of structured output.
+    pub grammars: Grammars,
     /// Submits requests to the engine. Dropping the model stops the engine.
     pub engine: EngineHandle,
     /// Clock for chat templates that write the date; usually [`utc_now`](crate::utc_now).
@@ -42,6 +45,16 @@ impl LoadedModel {
     /// Returns every name that requests may use, `id` first.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.id).chain(&self.aliases).map(String::as_str)
+    }
+
+    /// Compiles a grammar for this model, or returns the one that `tenant` used before. Takes long: up to a second for
+    /// the first one, which prepares the vocabulary.
+    pub fn grammar(
+        &self,
+        tenant: TenantId,
+        source: GrammarSource,
+    ) -> Result<Arc<CompiledGrammar>, pellucid_grammar::Error> {
+        self.grammars.get(tenant, source, &self.tokenizer, self.vocab_size)
     }
 
     /// Returns the encoder that makes prompts for this model.

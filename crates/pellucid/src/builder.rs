@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
-use pellucid_generate::{LoadedModel, utc_now};
+use pellucid_generate::{Grammars, LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, Model as _};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
@@ -368,6 +368,7 @@ impl Builder {
             vocab_size: config.vocab_size,
             sampling: SamplingDefaults { model: recommended.options, ..SamplingDefaults::default() },
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            grammars: Grammars::default(),
             engine: EngineHandle::start(engine),
             now: utc_now,
         };

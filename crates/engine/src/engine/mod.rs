@@ -39,7 +39,7 @@ use crate::kv_cache::{KvCache, TenantId};
 use crate::queue::Queue;
 use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::{Served, StepCosts, TimeShare};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SequenceGrammar};
 use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::speculation::{DraftModel, Drafters};
 use crate::{EngineStats, Error, Event, EventSink, Request};
@@ -212,7 +212,10 @@ impl Engine {
     /// Puts a request into the queue that was checked against this engine's limits.
     pub(crate) fn accept(&mut self, checked: CheckedRequest, mut sink: Box<dyn EventSink>) {
         let CheckedRequest { request, sampler, place, arrived } = checked;
-        let first = match Sequence::new(0, &request.prompt, sampler) {
+        let vocab_size = self.model.config().vocab_size;
+        let first = Sequence::new(0, &request.prompt, sampler)
+            .and_then(|first| Ok(Sequence { grammar: SequenceGrammar::new(&request, vocab_size)?, ..first }));
+        let first = match first {
             Ok(first) => first,
             Err(error) => {
                 sink.send(Event::Failed(error));

@@ -23,10 +23,23 @@ impl Engine {
             self.drafters.chain_launched = None;
         }
         launched?;
+        self.prepare_masks(step);
         self.finish_chain(step)?;
         let outcome = contain_panics(|| self.model.finish(&mut step.logits));
         step.finished = Some(self.clock.now());
         outcome
+    }
+
+    /// Computes the masks of grammars while an asynchronous device computes the rows that they are for. A synchronous
+    /// device is done by now; masks are then computed when they are used.
+    fn prepare_masks(&mut self, step: &Step) {
+        for chunk in &step.chunks {
+            let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
+            if let Some(grammar) = group.sequences[chunk.sequence].grammar.as_mut().filter(|_| !chunk.wanted.is_empty())
+            {
+                grammar.prepare();
+            }
+        }
     }
 
     fn launch_now(&mut self, step: &mut Step) -> Result<(), Error> {
@@ -83,6 +96,8 @@ impl Engine {
         let request = &group.request;
         let needs_row =
             request.trace || group.search.is_some() || request.score_prompt || sequence.look_ahead.needs_row();
+        // A digest says nothing about the tokens that a grammar allows.
+        let needs_row = needs_row || sequence.grammar.is_some();
         if !self.model.supports_digests() || !samples_all || needs_row {
             return Vec::new();
         }

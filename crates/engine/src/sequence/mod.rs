@@ -1,5 +1,6 @@
 //! One sequence of a request: its tokens, its block table and its sampler.
 
+mod grammar;
 mod loop_guard;
 
 use pellucid_sampling::{History, Sampler, State};
@@ -9,6 +10,7 @@ use crate::kv_cache::{BlockTable, KvCache};
 use crate::speculation::SequenceDrafts;
 use crate::{Error, FinishReason, Request, TokenEvent, fallible};
 
+pub(crate) use grammar::SequenceGrammar;
 use loop_guard::LoopGuard;
 pub use loop_guard::{MAX_PERIOD, Repetition};
 
@@ -27,6 +29,8 @@ pub(crate) struct Sequence {
     pub(crate) sampler: Sampler,
     pub(crate) history: History,
     pub(crate) state: State,
+    /// Present if the request has a constraint.
+    pub(crate) grammar: Option<SequenceGrammar>,
     pub(crate) finish: Option<FinishReason>,
     pub(crate) loop_guard: LoopGuard,
     pub(crate) look_ahead: SequenceLookAhead,
@@ -53,6 +57,7 @@ impl Sequence {
             history: sampler.try_history(prompt, NUM_SPARE).map_err(|_| fallible::out_of_memory())?,
             state: sampler.state(),
             sampler,
+            grammar: None,
             finish: None,
             loop_guard: LoopGuard::default(),
             look_ahead: SequenceLookAhead::default(),

@@ -99,10 +99,16 @@ impl ChatRequest {
         if let Some(text) = &chat.prediction {
             request.prediction = speculation::encode_prediction(text, model)?;
         }
+        let mut prompt = PromptRequest::chat(request);
+        if let Some(output) = &shared.structured_output {
+            prompt.request.constraint = Some(output.compile(model, tenant, shared.beam_width)?);
+            // The grammar describes every byte, so no space at the beginning is dropped.
+            prompt.continues_text = true;
+        }
         Ok(Spec {
             dialect: Dialect::Chat,
             streaming: shared.streaming(),
-            prompts: vec![PromptRequest::chat(request)],
+            prompts: vec![prompt],
             sampling,
             logprobs,
             user: shared.end_user(),
@@ -117,17 +123,6 @@ fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
     let is_word = |value: &Json, words: &[&str]| matches!(value, Json::String(word) if words.contains(&word.as_str()));
     let is_text =
         |value: &Json| matches!(value, Json::Array(values) if values.iter().all(|value| is_word(value, &["text"])));
-    let is_text_format = |value: &Json| match value {
-        Json::Object(entries) => {
-            matches!(&entries[..], [(name, value)] if name == "type" && is_word(value, &["text"]))
-        }
-        _ => false,
-    };
-    fields.refuse(
-        "response_format",
-        is_text_format,
-        "only {\"type\": \"text\"} for now; structured output follows in a later version",
-    )?;
     fields.refuse("modalities", is_text, "this server generates only text")?;
     fields.refuse("audio", |_| false, "this server does not support audio")?;
     fields.refuse("web_search_options", |_| false, "this server opens no outbound connections")?;

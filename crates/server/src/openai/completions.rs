@@ -118,6 +118,8 @@ impl CompletionRequest {
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
         let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
+        let output = shared.structured_output.as_ref();
+        let constraint = output.map(|output| output.compile(model, tenant, shared.beam_width)).transpose()?;
         let mut prompts = with_capacity(completion.prompt.len())?;
         for prompt in completion.prompt {
             blocking::current().check()?;
@@ -136,6 +138,7 @@ impl CompletionRequest {
             // The engine generates at least one token; with `max_tokens: 0` it is not shown.
             let mut request = shared.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
             request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);
+            request.constraint = constraint.clone();
             request.score_prompt = echoes && completion.logprobs.is_some();
             prompts.push(PromptRequest {
                 request,

@@ -10,6 +10,7 @@ use utoipa::ToSchema;
 use super::client_fields::ClientFields;
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
+use super::structured_output::{self, StructuredOutput};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
@@ -60,6 +61,12 @@ pub(crate) struct SharedFields {
     /// End a reply that repeats itself, with `finish_reason` `repetition`. Not with `beam_width`.
     #[schema(default = false)]
     pub(crate) loop_guard: Option<bool>,
+    /// Format of the reply.
+    #[schema(schema_with = structured_output::response_format, rename = "response_format")]
+    pub(crate) structured_output: Option<StructuredOutput>,
+    /// Grammar of the reply, under the names of vLLM. It is read into `structured_output`.
+    #[schema(schema_with = structured_output::structured_outputs)]
+    pub(crate) structured_outputs: (),
     /// Report how each token was chosen.
     pub(crate) trace: Option<bool>,
     /// Let the server's drafters propose tokens. The reply is the same without them.
@@ -105,6 +112,8 @@ impl SharedFields {
             priority: fields.whole("priority", -1000..=1000)?,
             cache_salt: fields.string("cache_salt", MAX_WORD_LEN)?,
             loop_guard: fields.boolean("loop_guard")?,
+            structured_output: StructuredOutput::read(fields)?,
+            structured_outputs: (),
             trace: fields.boolean("trace")?,
             speculate: fields.boolean("speculate")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,

@@ -82,6 +82,10 @@ pub(crate) struct EndingDetail {
     index: usize,
     /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full`, `timeout` or `repetition`.
     reason: &'static str,
+    /// `unfinished` if a grammar constrains the reply and the choice ended before the grammar did: it may be no valid
+    /// JSON, for example.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    grammar: Option<&'static str>,
     /// The token that ended the choice, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     token_id: Option<u32>,
@@ -136,15 +140,16 @@ impl Extension {
                 .finishes
                 .iter()
                 .enumerate()
-                .filter_map(|(i, finish)| Some(detail(i, finish.as_ref()?)))
+                .filter_map(|(i, finish)| Some(detail(i, finish.as_ref()?, sampling.has_grammar)))
                 .collect(),
         }
     }
 }
 
-fn detail(index: usize, finish: &Finish) -> EndingDetail {
+fn detail(index: usize, finish: &Finish, has_grammar: bool) -> EndingDetail {
     let reason = finish.name();
-    let mut detail = EndingDetail { index, reason, token_id: None, stop: None, period: None, repeats: None };
+    let grammar = (has_grammar && !matches!(finish, Finish::EndToken(_))).then_some("unfinished");
+    let mut detail = EndingDetail { index, reason, grammar, token_id: None, stop: None, period: None, repeats: None };
     match finish {
         Finish::EndToken(id) | Finish::StopToken(id) => detail.token_id = *id,
         Finish::StopString(text) => detail.stop = Some(text.clone()),

@@ -157,8 +157,12 @@ mod tests {
                 let num_top = logprobs.unwrap_or(0);
                 let ended = Delta { finish: Some(Finish::MaxTokens), ..choice(1, 0, 0) };
                 let choices = vec![choice(0, 600, num_top), ended];
-                let sampling =
-                    Sampling { fields: SamplingFields::default(), params: Default::default(), is_beam_search: false };
+                let sampling = Sampling {
+                    fields: SamplingFields::default(),
+                    params: Default::default(),
+                    is_beam_search: false,
+                    has_grammar: false,
+                };
                 let summary = Summary::default();
                 let mut parts = envelope(dialect, logprobs).parts(choices.clone(), &sampling, &summary);
                 let (mut joined, mut num_pieces) = (Vec::new(), 1);

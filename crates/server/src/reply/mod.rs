@@ -21,6 +21,7 @@ use crate::limits::account::Account;
 use crate::metrics::Outcome;
 use crate::openai::sampling::SamplingFields;
 use crate::openai::shared_fields::Streaming;
+use crate::openai::structured_output;
 use crate::openai::whole_reply::token_bytes;
 use crate::reply::parts::PIECES_IN_FLIGHT;
 
@@ -63,7 +64,9 @@ impl Spec {
             // The engine and the reader of the reply have the ids.
             let predicted = request.prediction.len()
                 * (size_of::<u32>() + request.best_of.max(request.num_choices) * PREDICTED_TOKEN_BYTES);
-            request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
+            let num_grammars = if request.constraint.is_some() { request.best_of } else { 0 };
+            let parsers = num_grammars * structured_output::BYTES_PER_REPLY;
+            parsers + request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
         };
         self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT
     }
@@ -83,8 +86,9 @@ impl Spec {
     pub(crate) fn into_generation(self) -> (GenerationRequest, Sampling) {
         let params = self.prompts.first().map(|prompt| prompt.request.sampling.clone()).unwrap_or_default();
         let is_beam_search = self.prompts.iter().any(|prompt| prompt.request.beams.is_some());
+        let has_grammar = self.prompts.iter().any(|prompt| prompt.request.constraint.is_some());
         let generation = GenerationRequest { prompts: self.prompts, stop: self.stop, reports_progress: false };
-        (generation, Sampling { fields: self.sampling, params, is_beam_search })
+        (generation, Sampling { fields: self.sampling, params, is_beam_search, has_grammar })
     }
 }
 
@@ -96,6 +100,8 @@ pub(crate) struct Sampling {
     /// The parameters that they mean.
     pub(crate) params: SamplingParams,
     pub(crate) is_beam_search: bool,
+    /// Whether a grammar constrains the reply.
+    pub(crate) has_grammar: bool,
 }
 
 /// A reply that is being generated. Dropping it cancels it.

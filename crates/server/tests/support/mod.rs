@@ -193,6 +193,7 @@ impl Server {
             vocab_size,
             sampling: setup.sampling,
             created: 1_700_000_000,
+            grammars: Default::default(),
             engine: EngineHandle::start(engine),
             now: some_day,
         };

@@ -6,16 +6,18 @@ mod page;
 mod table;
 
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
 use pellucid_generate::{Finish, LoadedModel};
-use pellucid_sampling::{MAX_LOGPROBS, Preset, Sampler, SamplingParams, StepKind};
+use pellucid_sampling::{MAX_LOGPROBS, Preset, Sampler, SamplingParams, StepKind, TokenConstraint};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::grammar::GrammarArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
@@ -84,6 +86,9 @@ pub(crate) struct ExplainArgs {
     no_loop_guard: bool,
 
     #[command(flatten)]
+    grammar: GrammarArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
@@ -114,6 +119,7 @@ pub(crate) fn run(
     let path = hub.resolve(question.model.as_deref())?;
     args.sampling.check().or_usage()?;
     args.speculation.check()?;
+    let grammar = args.grammar.source()?;
     let loaded = args.compute.open_with(&path, 1, hub, &args.prompt.template, &args.speculation)?;
     let (model, drafters) = (loaded.model, loaded.info.speculation);
     let params = args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?;
@@ -121,6 +127,7 @@ pub(crate) fn run(
     let explanation = Explanation {
         name: path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy())),
         params,
+        constraint: args.grammar.compile(grammar.as_ref(), &model)?,
         preset: args.sampling.preset(),
         origin: args.sampling.origin(&model.sampling),
         max_tokens: args.max_tokens as usize,
@@ -144,6 +151,8 @@ pub(crate) struct Explanation {
     /// Name of the model, for the title.
     pub(crate) name: String,
     pub(crate) params: SamplingParams,
+    /// Grammar of the reply.
+    pub(crate) constraint: Option<Arc<dyn TokenConstraint>>,
     /// The preset that the user gave.
     pub(crate) preset: Option<Preset>,
     /// Origin of the options, in words.
@@ -172,8 +181,8 @@ impl Explanation {
     ) -> Result<()> {
         let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..self.params };
         let chain: Vec<(StepKind, String)> = (Sampler::new(&params, model.vocab_size)?.steps())
-            // No grammar is given here, so its step has nothing to do.
-            .filter(|(kind, _)| *kind != StepKind::Mask)
+            // Without a grammar, its step has nothing to do.
+            .filter(|(kind, _)| *kind != StepKind::Mask || self.constraint.is_some())
             .collect();
         let ids = prompt.ids(model)?;
         let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
@@ -205,11 +214,13 @@ impl Explanation {
             loop_guard: self.loop_guard,
             trace: true,
             speculate: self.speculate,
+            constraint: self.constraint.clone(),
             ..Request::new(ids.clone(), params.clone())
         })?;
         // The reply of a chat is a new text; otherwise it continues the prompt's text.
         let (text, before) = match prompt {
-            Prompt::Chat(_) => (model.tokenizer.stream(false), String::new()),
+            Prompt::Chat(_) if self.constraint.is_none() => (model.tokenizer.stream(false), String::new()),
+            Prompt::Chat(_) => (TextStream::after(&*model.tokenizer, false, &ids), String::new()),
             Prompt::Text(text) => (TextStream::after(&*model.tokenizer, false, &ids), text.clone()),
         };
         explainer.follow(&stream, text, before, output)

@@ -110,6 +110,10 @@ impl Page<'_> {
             vec![self.rule(&format!("token {number} · position {} · id {}", trace.position, trace.draw.winner.id))];
         lines.extend(self.table(&table, trace));
         lines.push(String::new());
+        if let Some(step) = trace.steps.iter().find(|step| step.kind == StepKind::Mask) {
+            let num_cut = grouped((step.entered - step.left) as u64);
+            lines.extend(self.paragraph("grammar", &format!("{}; {num_cut} tokens were cut", step.setting)));
+        }
         lines.extend(self.race(trace));
         let own = f64::from(trace.logprob);
         let surprise = format!(

@@ -1,6 +1,7 @@
 //! One request of `pellucid run`: shows its replies as they arrive, and a line with counts and times at the end.
 
 use std::io::{IsTerminal, Write};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::Speculation;
 use pellucid_engine::{BeamParams, Error, Repetition, Request};
 use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest};
-use pellucid_sampling::SamplingParams;
+use pellucid_sampling::{SamplingParams, TokenConstraint};
 
 use crate::flags::prompt::Prompt;
 use crate::terminal::interrupt::Interrupt;
@@ -35,6 +36,8 @@ pub(super) struct Answerer<'a> {
     pub(super) loop_guard: bool,
     pub(super) best_of: usize,
     pub(super) beams: Option<BeamParams>,
+    /// Grammar of every reply.
+    pub(super) constraint: Option<Arc<dyn TokenConstraint>>,
     pub(super) stops: Vec<String>,
     /// With `--json`: the time that loading the model took.
     pub(super) json_load: Option<Duration>,
@@ -64,11 +67,13 @@ impl Answerer<'_> {
             best_of: self.best_of,
             beams: self.beams,
             speculate: self.speculate,
+            constraint: self.constraint.clone(),
             ..Request::new(ids, self.sampling.clone())
         };
         let request = match prompt {
-            Prompt::Chat(_) => PromptRequest::chat(request),
-            Prompt::Text(_) => PromptRequest::text(request),
+            // A grammar describes every byte, so no space at the beginning is dropped.
+            Prompt::Chat(_) if self.constraint.is_none() => PromptRequest::chat(request),
+            Prompt::Chat(_) | Prompt::Text(_) => PromptRequest::text(request),
         };
         let request = GenerationRequest { prompts: vec![request], stop: self.stops.clone(), reports_progress: true };
         let mut generation = Generation::submit(&self.model, request)?;
@@ -103,6 +108,10 @@ impl Answerer<'_> {
         let is_cut = generation.summary().finishes.iter().flatten().any(|finish| *finish == Finish::MaxTokens);
         if is_cut && self.max_tokens.is_none() {
             log::note(&format!("the reply was cut after {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more"));
+        }
+        let is_whole = |finish: &Finish| matches!(finish, Finish::EndToken(_));
+        if self.constraint.is_some() && !generation.summary().finishes.iter().flatten().all(is_whole) {
+            log::note("the reply ended before its grammar did, so it is not complete");
         }
         Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
     }

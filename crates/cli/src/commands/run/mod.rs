@@ -14,6 +14,7 @@ use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 
 use crate::flags::compute::{ComputeArgs, memory_text};
+use crate::flags::grammar::GrammarArgs;
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::{BeamArgs, SamplingArgs};
 use crate::flags::speculation::SpeculationArgs;
@@ -65,6 +66,9 @@ pub(crate) struct RunArgs {
     json: bool,
 
     #[command(flatten)]
+    grammar: GrammarArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
@@ -100,6 +104,7 @@ pub(crate) fn run(
     if prompt.is_none() {
         check_chat_flags(args, width)?;
     }
+    let grammar = args.grammar.source()?;
     let is_chat = prompt.is_none();
     let open = |path: &Path| -> Result<Answerer<'_>> {
         let begun = Instant::now();
@@ -124,6 +129,7 @@ pub(crate) fn run(
         if beams.is_none() && (is_chat || args.sampling.is_given() || !model.sampling.model.is_empty()) {
             log::note(&format!("[{}]", chain_text(&args.sampling, &sampling, &model)?));
         }
+        let constraint = args.grammar.compile(grammar.as_ref(), &model)?;
         Ok(Answerer {
             model,
             interrupt,
@@ -134,6 +140,7 @@ pub(crate) fn run(
             loop_guard: !args.no_loop_guard && beams.is_none(),
             best_of,
             beams,
+            constraint,
             stops: args.stop.clone(),
             json_load: args.json.then_some(load),
             speculate: true,
@@ -217,6 +224,9 @@ fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     if args.beams.is_given() && args.sampling.preset().is_some() {
         bail_usage!("--beams cannot be combined with --preset, because beam search does not sample");
     }
+    if let Some(flag) = args.grammar.flag().filter(|_| args.beams.is_given()) {
+        bail_usage!("--beams cannot be combined with {flag}, because beam search knows no grammars");
+    }
     match (args.sampling.min_tokens(), args.max_tokens) {
         (Some(min), Some(max)) if min > max => bail_usage!("--min-tokens ({min}) must not exceed --max-tokens ({max})"),
         _ => Ok(()),
@@ -230,7 +240,7 @@ fn chain_text(args: &SamplingArgs, sampling: &SamplingParams, model: &LoadedMode
         "" => kind.name().to_owned(),
         setting => format!("{} {setting}", kind.name()),
     };
-    // The mask of a grammar is never set here.
+    // The mask of a grammar has no setting to show.
     let steps: Vec<String> = sampler.steps().filter(|(kind, _)| *kind != StepKind::Mask).map(name).collect();
     Ok(format!("{}: {}", args.origin(&model.sampling), steps.join(", ")))
 }

@@ -6,7 +6,7 @@ use pellucid_tensor::RowDigest;
 
 use super::super::{Engine, PlannedChunk, Step};
 use crate::kv_cache::KvCache;
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SequenceGrammar};
 use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Error, Event, FinishReason, Proposal, TokenEvent, fallible};
 
@@ -184,7 +184,9 @@ fn commit_token(
         } else {
             group.sink.hold(Event::Token(event));
         }
-        finish = sequence.finish_at_limit(&group.request, context_len);
+        let is_complete = sequence.grammar.as_mut().map_or(Ok(false), |grammar| grammar.accept(choice.token))?;
+        let at_limit = sequence.finish_at_limit(&group.request, context_len);
+        finish = if is_complete { Some(FinishReason::End) } else { at_limit };
     }
     if let Some(reason) = finish {
         sequence.end(reason, cache);
@@ -200,6 +202,7 @@ fn fork_choices(group: &mut SequenceGroup, cache: &mut KvCache, vocab_size: usiz
     for choice in group.sequences.len()..group.request.width() {
         let first = &group.sequences[0];
         let mut sequence = Sequence::new(choice, &group.request.prompt, group.request.sampler(choice, vocab_size)?)?;
+        sequence.grammar = SequenceGrammar::new(&group.request, vocab_size)?;
         sequence.num_computed = first.num_computed;
         sequence.table = first.table.as_ref().map(|table| cache.fork(table)).transpose()?;
         group.sequences.push(sequence);
@@ -227,10 +230,12 @@ fn sample_row(
     trace: bool,
     workspace: &mut Workspace,
 ) -> Result<(Choice, Option<Box<TokenTrace>>), Error> {
-    let Sequence { sampler, history, state, tokens, .. } = sequence;
-    let input = Input { logits, history, position: tokens.len() as u32, mask: None };
+    let Sequence { sampler, history, state, tokens, grammar, .. } = sequence;
+    let mask = grammar.as_mut().map(SequenceGrammar::mask).transpose()?;
+    let input = Input { logits, history, position: tokens.len() as u32, mask };
     if trace {
-        let (choice, trace) = sampler.trace(&input, state, workspace)?;
+        let (choice, mut trace) = sampler.trace(&input, state, workspace)?;
+        grammar.iter_mut().for_each(|grammar| grammar.describe(&mut trace));
         return Ok((choice, Some(Box::new(trace))));
     }
     Ok((sampler.sample(&input, state, workspace)?, None))

@@ -85,7 +85,7 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
     let SamplingParams { seed, logprobs, .. } = sampling.params;
     let params = SamplingParams { seed, logprobs, ..fields.params(model)? };
     model.engine.check_sampling(&params)?;
-    Ok(Sampling { fields, params, is_beam_search: false })
+    Ok(Sampling { fields, params, is_beam_search: false, has_grammar: sampling.has_grammar })
 }
 
 /// Request fields that are known but cannot be changed in flight.

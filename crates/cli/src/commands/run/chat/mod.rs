@@ -262,6 +262,7 @@ impl Session<'_, '_> {
         let explanation = Explanation {
             name: self.answerer.model.id.clone(),
             params: self.answerer.sampling.clone(),
+            constraint: self.answerer.constraint.clone(),
             origin: self.chat.sampling.origin(&self.answerer.model.sampling),
             preset: self.chat.sampling.preset(),
             loop_guard: self.answerer.loop_guard,

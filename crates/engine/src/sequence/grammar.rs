@@ -1,0 +1,55 @@
+//! The grammar of one sequence: its matcher, and the mask for the next token.
+
+use pellucid_sampling::{StepKind, TokenMatcher, TokenTrace};
+
+use crate::{Error, Request, fallible};
+
+/// Constrains the tokens of one sequence.
+#[derive(Debug)]
+pub(crate) struct SequenceGrammar {
+    matcher: Box<dyn TokenMatcher>,
+    /// One bit for each token of the vocabulary.
+    mask: Vec<u32>,
+    /// Whether `mask` is that of the next token.
+    is_ready: bool,
+}
+
+impl SequenceGrammar {
+    /// Returns the grammar of a new sequence of `request`; `None` if the request has no constraint.
+    pub(crate) fn new(request: &Request, vocab_size: usize) -> Result<Option<SequenceGrammar>, Error> {
+        let Some(constraint) = &request.constraint else { return Ok(None) };
+        let num_words = vocab_size.div_ceil(32);
+        let mut mask = fallible::with_capacity(num_words)?;
+        mask.resize(num_words, 0);
+        Ok(Some(SequenceGrammar { matcher: constraint.matcher(), mask, is_ready: false }))
+    }
+
+    /// Computes the mask of the next token before it is needed, while the device computes. An error comes up again when
+    /// the mask is used.
+    pub(crate) fn prepare(&mut self) {
+        let _ = self.mask();
+    }
+
+    /// Returns the mask of the next token.
+    pub(crate) fn mask(&mut self) -> Result<&[u32], Error> {
+        if !self.is_ready {
+            self.matcher.mask(&mut self.mask)?;
+            self.is_ready = true;
+        }
+        Ok(&self.mask)
+    }
+
+    /// Moves past a token of the reply. Returns whether the reply must end, because nothing can follow.
+    pub(crate) fn accept(&mut self, token: u32) -> Result<bool, Error> {
+        self.is_ready = false;
+        self.matcher.accept(token)?;
+        Ok(self.matcher.is_complete())
+    }
+
+    /// Adds to the trace of a token what the grammar expected there. Call it before the token is accepted.
+    pub(crate) fn describe(&mut self, trace: &mut TokenTrace) {
+        if let Some(step) = trace.steps.iter_mut().find(|step| step.kind == StepKind::Mask) {
+            step.setting = self.matcher.expected();
+        }
+    }
+}
