@@ -123,7 +123,7 @@ fn in_one_line(text: &str) -> String {
     if let Some(reason) = reason {
         format!("invalid regular expression: {reason}")
     } else if first.is_empty() || first.contains("NoExtension") {
-        "no text satisfies it".into()
+        "no text that the model's vocabulary can spell satisfies it".into()
     } else if first.contains("coerce_one_of") {
         "the alternatives of oneOf may overlap, which is not enforced; use anyOf, or alternatives that differ in their \
          type or in a constant of a required property"

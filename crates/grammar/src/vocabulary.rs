@@ -20,6 +20,9 @@ const MAX_VOCABULARY_BYTES: usize = 4_000_000;
 pub(crate) struct Vocabulary {
     trie: TokTrie,
     tokenizer: Arc<Tokenizer>,
+    /// Whether every byte of UTF-8 is a token, so that any text can be spelled. Only then may the parser force text:
+    /// it would go on behind forced text that has no tokens.
+    spells_all: bool,
 }
 
 impl Vocabulary {
@@ -38,7 +41,9 @@ impl Vocabulary {
             return Err(Error::Vocabulary(problem));
         }
         let trie = TokTrie::from(&TokRxInfo::new(vocab_size as u32, first_end), &words).with_eos_tokens(&end_ids);
-        Ok(Vocabulary { trie, tokenizer })
+        let is_utf8 = |byte: &u8| !matches!(byte, 0xC0 | 0xC1 | 0xF5..);
+        let spells_all = (0..=u8::MAX).filter(is_utf8).all(|byte| trie.token_id(&[byte]).is_some());
+        Ok(Vocabulary { trie, tokenizer, spells_all })
     }
 
     pub(crate) fn shared(self) -> TokEnv {
@@ -81,5 +86,9 @@ impl TokenizerEnv for Vocabulary {
             }
         }
         self.trie.greedy_tokenize(bytes)
+    }
+
+    fn tokenize_is_canonical(&self) -> bool {
+        self.spells_all
     }
 }

@@ -31,6 +31,8 @@ pub struct TinyModel<'a> {
     pub context_len: Option<usize>,
     /// Whether words replace the capital letters.
     pub has_words: bool,
+    /// Whether the brackets of JSON replace other characters.
+    pub has_brackets: bool,
 }
 
 impl TinyModel<'_> {
@@ -56,6 +58,10 @@ impl TinyModel<'_> {
     fn tokenizer(&self) -> Value {
         let mut words = WORDS.split(' ');
         let piece = |character: char| match character {
+            '^' if self.has_brackets => "{".into(),
+            '~' if self.has_brackets => "}".into(),
+            '|' if self.has_brackets => "[".into(),
+            '&' if self.has_brackets => "]".into(),
             'A'..='Z' if self.has_words => words.next().unwrap_or_default().to_owned(),
             _ => character.to_string(),
         };

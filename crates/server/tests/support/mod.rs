@@ -91,6 +91,7 @@ pub struct Setup {
     pub has_template: bool,
     pub template: &'static str,
     pub context_len: usize,
+    pub tiny: TinyModel<'static>,
     pub model_id: &'static str,
     pub aliases: Vec<String>,
     pub sampling: SamplingDefaults,
@@ -110,6 +111,7 @@ impl Default for Setup {
             has_template: true,
             template: TINY_TEMPLATE,
             context_len: CONTEXT,
+            tiny: TinyModel::default(),
             model_id: MODEL,
             aliases: Vec::new(),
             sampling: SamplingDefaults::default(),
@@ -143,7 +145,7 @@ impl Server {
     pub fn with(setup: Setup) -> Server {
         let folder = tempfile::tempdir().unwrap();
         let (template, context_len) = (setup.has_template.then_some(setup.template), setup.context_len);
-        let model = TinyModel { template, context_len: Some(context_len), ..TinyModel::default() };
+        let model = TinyModel { template, context_len: Some(context_len), ..setup.tiny };
         model.write(folder.path()).unwrap();
         let checkpoint = Checkpoint::open(folder.path()).unwrap();
         let tokenizer = Tokenizer::from_checkpoint(&checkpoint).unwrap();

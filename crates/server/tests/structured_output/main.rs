@@ -1,10 +1,16 @@
 //! Structured output through the API: replies satisfy their grammar, alone and with others, whole and streamed, and bad
 //! grammars are refused with their place.
 
+#[path = "../support/mod.rs"]
 mod support;
 
+use pellucid_testing::TinyModel;
 use serde_json::{Value, json};
 use support::{Response, Server, Setup, chat_body, tenant};
+
+/// A vocabulary that can spell JSON.
+const BRACKETS: TinyModel<'static> =
+    TinyModel { template: None, context_len: None, has_words: false, has_brackets: true };
 
 const SCHEMA: &str = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":6},
     "size":{"type":"integer","minimum":1,"maximum":99},"tags":{"type":"array","items":{"enum":["a","b"]},"maxItems":2}},
@@ -17,7 +23,7 @@ fn format() -> String {
 }
 
 fn long_context() -> Server {
-    Server::with(Setup { context_len: 1024, ..Setup::default() })
+    Server::with(Setup { context_len: 1024, tiny: BRACKETS, ..Setup::default() })
 }
 
 /// Checks a text against [`SCHEMA`].
@@ -88,7 +94,7 @@ fn a_reply_is_the_same_alone_and_with_others_whole_and_streamed() {
 
 #[test]
 fn every_kind_of_grammar_is_honoured() {
-    let server = Server::start();
+    let server = Server::with(Setup { tiny: BRACKETS, ..Setup::default() });
     let reply = |fields: &str| {
         let reply = json(server.chat(&format!("{fields},\"max_tokens\":120,\"seed\":1,\"temperature\":1.5")));
         (texts(&reply).remove(0), reply["choices"][0]["finish_reason"].as_str().unwrap().to_owned())
@@ -114,7 +120,7 @@ fn every_kind_of_grammar_is_honoured() {
 
 #[test]
 fn a_reply_that_is_cut_off_says_that_its_grammar_is_unfinished() {
-    let server = Server::start();
+    let server = Server::with(Setup { tiny: BRACKETS, ..Setup::default() });
     let reply = json(server.chat(&format!("{},\"max_tokens\":3", format())));
     assert_eq!(reply["choices"][0]["finish_reason"], "length");
     assert_eq!(reply["pellucid"]["endings"][0]["reason"], "max_tokens");
@@ -150,9 +156,11 @@ fn bad_grammars_are_refused_with_their_place() {
     let schema_param = "response_format.json_schema.schema";
     for (fields, param, text) in [
         (schema(r#"{"properties":{"a":{"uniqueItems":true}}}"#), schema_param, "#/properties/a/uniqueItems"),
-        (schema(r#"{"properties":{"a":{"type":"string","pattern":"("}}}"#), schema_param, "#/properties/a: invalid"),
+        (schema(r#"{"type":"string","allOf":[{"type":"string","pattern":"("}]}"#), schema_param, "#/allOf/0: invalid"),
         (schema(r#"{"type":"text"}"#), schema_param, "#/type: expected one of"),
         (schema(r#"{"x-guidance":{}}"#), schema_param, "#/x-guidance"),
+        // This model's vocabulary has no braces.
+        (schema(r#"{"type":"object"}"#), schema_param, "vocabulary can spell"),
         (schema("[]"), schema_param, "expected an object"),
         (r#""response_format":{"type":"json_schema"}"#.into(), "response_format.json_schema", "required"),
         (
@@ -203,10 +211,10 @@ fn rules_that_leave_no_token_end_the_request_with_an_error() {
 
 #[test]
 fn tenants_compile_for_themselves() {
-    let tenants = vec![tenant("one", "key-one"), tenant("two", "key-two")];
+    let tenants = vec![tenant("one", "key-of-one"), tenant("two", "key-of-two")];
     let server = Server::with(Setup { tenants, ..Setup::default() });
     let body = chat_body(r#""structured_outputs":{"choice":["same"]},"max_tokens":20"#);
-    for key in ["key-one", "key-two", "key-one"] {
+    for key in ["key-of-one", "key-of-two", "key-of-one"] {
         let reply = server.post_as(key, "/v1/chat/completions", &body).ok();
         assert_eq!(texts(&reply), ["same"]);
     }
