@@ -34,8 +34,13 @@ impl Server {
             Some(model) => model.into(),
             None => {
                 let path = std::env::temp_dir().join(format!("pellucid-load-{}", std::process::id()));
-                TinyModel { template: Some(TINY_TEMPLATE), context_len: Some(CONTEXT), has_words: true }
-                    .write(&path)?;
+                TinyModel {
+                    template: Some(TINY_TEMPLATE),
+                    context_len: Some(CONTEXT),
+                    has_words: true,
+                    has_brackets: false,
+                }
+                .write(&path)?;
                 folder.insert(path).clone()
             }
         };
