@@ -59,9 +59,7 @@ fn without_drafts(mut reply: Value) -> Value {
     reply
 }
 
-const SETTINGS: [&str; 16] = [
-    "\"seed\":7,\"n\":2,\"max_tokens\":60,\"structured_outputs\":{\"json\":{\"type\":\"string\",\"maxLength\":20}}",
-    "\"seed\":8,\"temperature\":1.5,\"trace\":true,\"max_tokens\":50,\"structured_outputs\":{\"regex\":\"([a-f]{2}-){12}\"}",
+const SETTINGS: [&str; 14] = [
     "\"temperature\":0,\"max_tokens\":40",
     "\"seed\":7,\"max_tokens\":60",
     "\"seed\":7,\"n\":3,\"max_tokens\":40",

@@ -62,10 +62,10 @@ pub(crate) struct SharedFields {
     #[schema(default = false)]
     pub(crate) loop_guard: Option<bool>,
     /// Format of the reply.
-    #[schema(schema_with = structured_output::response_format, rename = "response_format")]
+    #[schema(schema_with = structured_output::response_format, rename = "response_format", required = false)]
     pub(crate) structured_output: Option<StructuredOutput>,
     /// Grammar of the reply, under the names of vLLM. It is read into `structured_output`.
-    #[schema(schema_with = structured_output::structured_outputs)]
+    #[schema(schema_with = structured_output::structured_outputs, required = false)]
     pub(crate) structured_outputs: (),
     /// Report how each token was chosen.
     pub(crate) trace: Option<bool>,
