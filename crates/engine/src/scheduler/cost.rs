@@ -1,25 +1,17 @@
 //! Predicts the time of a step from the times of earlier steps.
 //!
 //! The time of a step has three parts. One depends on the number of rows: the weights are read once, and each row costs
-//! arithmetic. It is measured at some row counts and interpolated, because it is far from a line: on a GPU a hundred
-//! rows cost hardly more than one, on a CPU with tiles sixteen cost as much as two, and seventeen as much as 32. Keys
-//! and values are read once for each chunk, and compared with each row of it; these two parts are proportional to what
-//! is read and compared.
+//! arithmetic. It is measured at powers of two and interpolated, because it is far from a line: on a GPU a hundred rows
+//! cost hardly more than one, on a CPU with tiles sixteen cost as much as two. Keys and values are read once for each
+//! chunk, and compared with each row of it; these two parts are proportional to what is read and compared.
 //!
 //! After each step the difference between the measured and the predicted time is distributed over the parts, in the
 //! proportion in which they were predicted. The model follows the machine within a dozen steps.
 
 use std::ops::AddAssign;
 
-/// Row counts at which the time is measured. Kernels compute rows in groups of 8, 16 or more, so the time may jump
-/// after a power of two.
-const KNOTS: [usize; 28] = [
-    1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512, 1024, 2048, 4096,
-    8192,
-];
-const NUM_KNOTS: usize = KNOTS.len();
-/// Number of powers of two up to the last row count.
-const NUM_POWERS: usize = 14;
+/// Number of row counts at which the time is measured: 1, 2, 4, ... 8192.
+const NUM_KNOTS: usize = 14;
 /// Weight of the newest measurement, once there were several.
 const RATE: f64 = 0.2;
 /// Rows that cost as much as reading the weights, until it is measured.
@@ -69,35 +61,24 @@ impl AddAssign for Work {
 pub struct StepCosts {
     by_rows: [f64; NUM_KNOTS],
     num_measured: [u32; NUM_KNOTS],
-    /// Number of measured steps, and the number of the last one near each power of two of rows.
+    /// Number of measured steps, and the number of the last one near each row count.
     num_steps: u64,
-    last_measured: [u64; NUM_POWERS],
-    /// Number of the last step at each knot.
-    last_at_knot: [u64; NUM_KNOTS],
+    last_measured: [u64; NUM_KNOTS],
     per_read: f64,
     per_compared: f64,
 }
 
-/// Returns the two measured row counts around a number of rows, with their weights.
+/// The two measured row counts around a number of rows, with their weights.
 fn knots(num_rows: usize) -> [(usize, f64); 2] {
-    let low = KNOTS.partition_point(|&rows| rows <= num_rows.max(1)).clamp(1, NUM_KNOTS - 1) - 1;
-    let (from, to) = (KNOTS[low] as f64, KNOTS[low + 1] as f64);
+    let low = (num_rows.max(1).ilog2() as usize).min(NUM_KNOTS - 2);
+    let width = (1usize << low) as f64;
     // Beyond the last one the line goes on.
-    let high = (num_rows.max(1) as f64 - from) / (to - from);
+    let high = (num_rows as f64 - width) / width;
     [(low, 1.0 - high), (low + 1, high)]
 }
 
-/// Returns the powers of two near a number of rows, as exponents.
-fn powers(num_rows: usize) -> impl Iterator<Item = usize> {
-    let low = (num_rows.max(1).ilog2() as usize).min(NUM_POWERS - 2);
-    let above_low = num_rows.max(1) - (1 << low);
-    [(low, 2 * above_low <= 1 << low), (low + 1, 2 * above_low >= 1 << low)]
-        .into_iter()
-        .filter_map(|(power, is_near)| is_near.then_some(power))
-}
-
 fn prior(knot: usize) -> f64 {
-    PRIOR_FIXED_ROWS + KNOTS[knot] as f64
+    PRIOR_FIXED_ROWS + (1usize << knot) as f64
 }
 
 impl StepCosts {
@@ -118,16 +99,8 @@ impl StepCosts {
     /// Whether none of the last `num_steps` steps had about the number of rows of `work`, so that its predicted time is
     /// derived from other steps.
     pub fn is_stale(&self, work: Work, num_steps: u64) -> bool {
-        powers(work.num_rows)
-            .map(|power| self.last_measured[power])
-            .all(|last| last == 0 || self.num_steps - last >= num_steps)
-    }
-
-    /// Whether none of the last `num_steps` steps had the number of rows of `work`, or one that tells its time. Unlike
-    /// [`StepCosts::is_stale`], this distinguishes four rows from five.
-    pub fn is_stale_exactly(&self, work: Work, num_steps: u64) -> bool {
         let near = knots(work.num_rows).into_iter().filter(|(_, weight)| *weight >= 0.5);
-        near.map(|(knot, _)| self.last_at_knot[knot]).all(|last| last == 0 || self.num_steps - last >= num_steps)
+        near.map(|(knot, _)| self.last_measured[knot]).all(|last| last == 0 || self.num_steps - last >= num_steps)
     }
 
     /// Learns from a step that took `seconds`.
@@ -158,31 +131,23 @@ impl StepCosts {
             self.by_rows[knot] = (self.by_rows[knot] + change).max(self.by_rows[knot] / 4.0);
             if weight >= 0.5 {
                 self.num_measured[knot] += 1;
-                self.last_at_knot[knot] = self.num_steps;
+                self.last_measured[knot] = self.num_steps;
             }
         }
-        powers(work.num_rows).for_each(|power| self.last_measured[power] = self.num_steps);
         self.per_read += RATE * part_of_error(parts[1]) / work.num_read as f64;
         self.per_compared += RATE * part_of_error(parts[2]) / work.num_compared as f64;
         self.complete();
     }
 
-    /// Derives the row counts that were not measured from those around them that were, and lets no step be cheaper than
-    /// one with fewer rows.
+    /// Derives the row counts that were not measured from the nearest that was, and lets no step be cheaper than one
+    /// with fewer rows.
     fn complete(&mut self) {
         let is_measured = self.num_measured.map(|count| count > 0);
-        for knot in (0..NUM_KNOTS).filter(|&knot| !is_measured[knot]) {
-            let below = (0..knot).rev().find(|&other| is_measured[other]);
-            let above = (knot..NUM_KNOTS).find(|&other| is_measured[other]);
-            let scaled = |other: usize| self.by_rows[other] * prior(knot) / prior(other);
-            self.by_rows[knot] = match (below, above) {
-                (Some(below), Some(above)) => {
-                    let part = (KNOTS[knot] - KNOTS[below]) as f64 / (KNOTS[above] - KNOTS[below]) as f64;
-                    self.by_rows[below] + part * (self.by_rows[above] - self.by_rows[below])
-                }
-                (Some(other), None) | (None, Some(other)) => scaled(other),
-                (None, None) => self.by_rows[knot],
-            };
+        for knot in 0..NUM_KNOTS {
+            let nearest = (0..NUM_KNOTS).filter(|&other| is_measured[other]).min_by_key(|&other| other.abs_diff(knot));
+            if let Some(nearest) = nearest.filter(|_| !is_measured[knot]) {
+                self.by_rows[knot] = self.by_rows[nearest] * prior(knot) / prior(nearest);
+            }
         }
         // A measured value keeps what was measured; those that are derived give way.
         for knot in (0..NUM_KNOTS - 1).rev().filter(|&knot| !is_measured[knot]) {
@@ -262,22 +227,6 @@ mod tests {
         assert!(!costs.is_stale(one, 3) && !costs.is_stale(many, 3));
         costs.measure(many, 0.02);
         assert!(costs.is_stale(one, 3) && !costs.is_stale(many, 3));
-    }
-
-    #[test]
-    fn a_jump_after_a_tile_is_seen() {
-        let mut costs = StepCosts::default();
-        for round in 0..40 {
-            for num_rows in [1, 8, 16, 17, 20, 32] {
-                let work = Work::chunk(100 + round, num_rows);
-                costs.measure(work, cpu(work));
-            }
-        }
-        for num_rows in [16, 17, 22, 32] {
-            let work = Work::chunk(120, num_rows);
-            let (expected, found) = (cpu(work), costs.predict(work));
-            assert!((found / expected - 1.0).abs() < 0.1, "{num_rows} rows: {found} for {expected}");
-        }
     }
 
     #[test]

@@ -79,9 +79,7 @@ impl DraftLengths {
         self.balance = Some(balance);
         self.probe_balance += PROBE_INCOME * step.plain_seconds;
         self.probe_balance = self.probe_balance.min(MAX_PROBE_STEPS * step.plain_seconds);
-        if candidates.iter().all(|candidate| candidate.len == 0)
-            || costs.is_stale_exactly(base, PLAIN_INTERVALS.1 as u64)
-        {
+        if candidates.iter().all(|candidate| candidate.len == 0) || costs.is_stale(base, PLAIN_INTERVALS.1 as u64) {
             return none;
         }
         let mut choice = step.allocate(limits, balance, false);
@@ -93,7 +91,7 @@ impl DraftLengths {
         }
         let speed_up = choice.rate * step.token_seconds();
         let interval = ((speed_up - 1.0) / PLAIN_SHARE).clamp(PLAIN_INTERVALS.0, PLAIN_INTERVALS.1);
-        if choice.extra_seconds > 0.0 && costs.is_stale_exactly(base, interval as u64) {
+        if choice.extra_seconds > 0.0 && costs.is_stale(base, interval as u64) {
             return none;
         }
         self.balance = Some(balance - choice.extra_seconds);

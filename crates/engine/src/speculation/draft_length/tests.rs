@@ -273,10 +273,7 @@ fn a_good_drafter_reaches_the_rate_of_the_best_length() {
                     let best = (0..=MAX_DRAFT_LEN).map(|len| simulation.fixed(len, probability)).fold(0.0, f64::max);
                     let plain = simulation.fixed(0, 0.0);
                     let (found, best) = (simulation.rate() / plain, best / plain);
-                    assert!(
-                        found >= (0.75 * best).max(0.97),
-                        "{name} {drafter:?} {num_sequences} {probability}: {found} of {best}"
-                    );
+                    assert!(found >= 0.7 * best, "{name} {drafter:?} {num_sequences} {probability}: {found} of {best}");
                 }
             }
         }
