@@ -116,7 +116,10 @@ fn replies_are_the_same_with_a_drafter() {
 
 /// Completes with a server until its drafter knows the reply, and returns the last reply.
 fn repeated(server: &Server, fields: &str) -> Value {
-    (0..3).map(|_| server.complete(fields).ok()).last().unwrap()
+    for _ in 0..2 {
+        server.complete(fields).ok();
+    }
+    server.complete(fields).ok()
 }
 
 #[test]

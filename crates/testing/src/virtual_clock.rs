@@ -74,7 +74,7 @@ impl VirtualClock {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         let part = ((x ^ (x >> 31)) >> 11) as f64 / (1u64 << 53) as f64;
-        if x % 6 == 0 { 1.0 + part } else { 1.0 + 0.2 * part }
+        if x.is_multiple_of(6) { 1.0 + part } else { 1.0 + 0.2 * part }
     }
 }
 
