@@ -119,6 +119,29 @@ pub(super) fn with_capacity<T>(capacity: usize) -> Outcome<Vec<T>> {
     Ok(values)
 }
 
+/// Adds a value; fails if the system has no memory for it.
+pub(super) fn push<T>(values: &mut Vec<T>, value: T) -> Outcome<()> {
+    if values.len() == values.capacity() {
+        values.try_reserve(1).map_err(|_| Failure::out_of_memory(size_of_val(&**values).max(size_of::<T>())))?;
+    }
+    values.push(value);
+    Ok(())
+}
+
+/// Collects values; fails with the first that is an error, or if the system has no memory for them.
+pub(super) fn try_collect<T>(from: impl Iterator<Item = Outcome<T>>) -> Outcome<Vec<T>> {
+    let mut values = with_capacity(from.size_hint().0)?;
+    for value in from {
+        push(&mut values, value?)?;
+    }
+    Ok(values)
+}
+
+/// Collects values; fails if the system has no memory for them.
+pub(super) fn collect<T>(from: impl Iterator<Item = T>) -> Outcome<Vec<T>> {
+    try_collect(from.map(Ok))
+}
+
 pub(super) struct Budget<'c> {
     work_left: Cell<u64>,
     next_poll: Cell<u64>,

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::budget::{Budget, Held};
+use super::budget::{Budget, Held, collect, push};
 use super::builtins::{CallArguments, iterate, named_pairs};
 use super::failure::{Failure, Outcome};
 use super::print;
@@ -293,7 +293,7 @@ impl<'p, 'b, 'c> Evaluator<'p, 'b, 'c> {
                     Ok(this.value(condition)?.is_true())
                 })?;
                 if keep {
-                    kept.push(item);
+                    push(&mut kept, item)?;
                 }
             }
             items = List::new(kept, Sequence::List, self.budget)?;
@@ -401,7 +401,7 @@ impl<'p, 'b, 'c> Evaluator<'p, 'b, 'c> {
             };
             values.push(value);
         }
-        let varargs: Vec<Value> = given.collect();
+        let varargs = collect(given)?;
         if !named.is_empty() && !node.reads_kwargs {
             let unknown = &named[0].0;
             return Err(Failure::error(format!("macro '{}' takes no keyword argument '{unknown}'", name())));

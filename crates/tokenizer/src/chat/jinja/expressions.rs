@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use super::budget::{collect, push, reserve_exact};
 use super::builtins::{CallArguments, is_method, is_refused, iterate};
 use super::evaluate::Evaluator;
 use super::failure::{Failure, Outcome};
@@ -146,7 +147,9 @@ impl Evaluator<'_, '_, '_> {
         }
         if let Some(more) = &arguments.more {
             let more = self.value(more)?;
-            positional.extend_from_slice(iterate(&more, self.budget)?.values());
+            let more = iterate(&more, self.budget)?;
+            reserve_exact(&mut positional, more.len())?;
+            positional.extend_from_slice(more.values());
         }
         if let Some(more) = &arguments.more_named {
             let more = self.value(more)?;
@@ -154,6 +157,7 @@ impl Evaluator<'_, '_, '_> {
                 return Err(Failure::error(format!("argument after ** must be a mapping, not {}", more.type_name())));
             };
             self.budget.charge_items(dict.entries().len())?;
+            reserve_exact(&mut named, dict.entries().len())?;
             for (key, value) in dict.entries() {
                 let Value::Text(key) = key else { return Err(Failure::error("keywords must be strings")) };
                 self.budget.charge_bytes(key.len())?;
@@ -314,12 +318,12 @@ impl Evaluator<'_, '_, '_> {
         }
         match &value {
             Value::List(list) if matches!(list.kind, Sequence::List | Sequence::Tuple) => {
-                let (range, picked) = slice_indexes(start, stop, step, list.len());
+                let (range, picked) = slice_indexes(start, stop, step, list.len())?;
                 if step == 1 {
                     return Ok(Value::List(list.slice(range)));
                 }
                 self.budget.charge_items(picked.len())?;
-                let values = picked.into_iter().map(|index| list.values()[index].clone()).collect();
+                let values = collect(picked.into_iter().map(|index| list.values()[index].clone()))?;
                 Value::sequence(values, list.kind, self.budget)
             }
             Value::Text(text) => {
@@ -331,8 +335,8 @@ impl Evaluator<'_, '_, '_> {
                 self.budget.charge_bytes(text.len())?;
                 let chars = text.str();
                 let held = self.budget.hold(text.len() * size_of::<(usize, char)>())?;
-                let places: Vec<(usize, char)> = chars.char_indices().collect();
-                let (_, picked) = slice_indexes(start, stop, step, places.len());
+                let places: Vec<(usize, char)> = collect(chars.char_indices())?;
+                let (_, picked) = slice_indexes(start, stop, step, places.len())?;
                 let mut out = TextBuilder::new(self.budget)?;
                 for index in picked {
                     let (at, c) = places[index];
@@ -362,7 +366,12 @@ fn position(index: i128, len: usize) -> Option<usize> {
 }
 
 /// Python's slice: the range for step 1, and the indexes for other steps.
-fn slice_indexes(start: Option<i128>, stop: Option<i128>, step: i128, len: usize) -> (Range<usize>, Vec<usize>) {
+fn slice_indexes(
+    start: Option<i128>,
+    stop: Option<i128>,
+    step: i128,
+    len: usize,
+) -> Outcome<(Range<usize>, Vec<usize>)> {
     let len = len as i128;
     let (low, high) = if step > 0 { (0, len) } else { (-1, len - 1) };
     let clamp = |bound: i128| {
@@ -372,15 +381,15 @@ fn slice_indexes(start: Option<i128>, stop: Option<i128>, step: i128, len: usize
     let start = start.map_or(if step > 0 { low } else { high }, clamp);
     let stop = stop.map_or(if step > 0 { high } else { low }, clamp);
     if step == 1 {
-        return (start as usize..stop.max(start) as usize, Vec::new());
+        return Ok((start as usize..stop.max(start) as usize, Vec::new()));
     }
     let mut picked = Vec::new();
     let mut at = start;
     while if step > 0 { at < stop } else { at > stop } {
-        picked.push(at as usize);
+        push(&mut picked, at as usize)?;
         at = at.saturating_add(step);
     }
-    (0..0, picked)
+    Ok((0..0, picked))
 }
 
 fn loop_attribute(state: &super::value::Loop, name: &str) -> Option<Value> {

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use super::budget::Budget;
+use super::budget::{Budget, with_capacity};
 use super::builtins::format::printf;
 use super::failure::{Failure, Outcome};
 use super::print::push_escaped;
@@ -83,7 +83,7 @@ fn repeat_list(list: &List, count: usize, budget: &Budget<'_>) -> Outcome<Value>
     let total = list.len().saturating_mul(count);
     budget.charge_items(total)?;
     let held = budget.hold(total.saturating_mul(size_of::<Value>()))?;
-    let mut values = Vec::with_capacity(total);
+    let mut values = with_capacity(total)?;
     if total > 0 {
         (0..count).for_each(|_| values.extend_from_slice(list.values()));
     }

@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::budget::{Budget, Held};
+use super::budget::{Budget, Held, collect, with_capacity};
 use super::failure::{Failure, Outcome};
 use super::syntax::{For, Macro, Symbol};
 use super::text::Text;
@@ -136,7 +136,7 @@ impl Dict {
     fn remove_duplicates(&mut self, budget: &Budget<'_>) -> Outcome<()> {
         let is_text = |entry: &(Value, Value)| matches!(entry.0, Value::Text(_));
         if self.entries.len() <= SMALL_DICT || !self.entries.iter().all(is_text) {
-            let mut unique: Vec<(Value, Value)> = Vec::with_capacity(self.entries.len());
+            let mut unique: Vec<(Value, Value)> = with_capacity(self.entries.len())?;
             for (key, value) in std::mem::take(&mut self.entries) {
                 let mut place = None;
                 for (index, (known, _)) in unique.iter().enumerate() {
@@ -152,19 +152,22 @@ impl Dict {
             self.entries = unique;
             return Ok(());
         }
-        let mut order: Vec<u32> = (0..self.entries.len() as u32).collect();
+        let mut order: Vec<u32> = collect(0..self.entries.len() as u32)?;
         budget.charge_items(order.len() * order.len().ilog2() as usize)?;
-        order.sort_by(|&a, &b| compare_keys(&self.entries[a as usize].0, &self.entries[b as usize].0).then(a.cmp(&b)));
-        let is_same = |a: u32, b: u32| compare_keys(&self.entries[a as usize].0, &self.entries[b as usize].0).is_eq();
+        // An unstable sort allocates nothing; the index decides between equal keys.
+        let compare = |a: u32, b: u32| compare_keys(&self.entries[a as usize].0, &self.entries[b as usize].0);
+        order.sort_unstable_by(|&a, &b| compare(a, b).then(a.cmp(&b)));
+        let is_same = |a: u32, b: u32| compare(a, b).is_eq();
         if order.windows(2).any(|pair| is_same(pair[0], pair[1])) {
-            let mut last: Vec<Option<Value>> = vec![None; self.entries.len()];
+            let mut last: Vec<Option<Value>> = collect(self.entries.iter().map(|_| None))?;
             for group in order.chunk_by(|a, b| is_same(*a, *b)) {
                 last[group[0] as usize] = group.last().map(|&index| self.entries[index as usize].1.clone());
             }
             let entries = std::mem::take(&mut self.entries).into_iter().zip(last);
-            self.entries = entries.filter_map(|((key, _), value)| value.map(|value| (key, value))).collect();
-            order = (0..self.entries.len() as u32).collect();
-            order.sort_by(|&a, &b| compare_keys(&self.entries[a as usize].0, &self.entries[b as usize].0));
+            self.entries = collect(entries.filter_map(|((key, _), value)| value.map(|value| (key, value))))?;
+            order.truncate(self.entries.len());
+            order.iter_mut().zip(0..).for_each(|(place, index)| *place = index);
+            order.sort_unstable_by(|&a, &b| compare_keys(&self.entries[a as usize].0, &self.entries[b as usize].0));
         }
         self.by_text = order;
         Ok(())

@@ -3,6 +3,7 @@
 
 use super::CallArguments;
 use super::text_methods::{self, TEXT_METHODS};
+use crate::chat::jinja::budget::try_collect;
 use crate::chat::jinja::evaluate::Evaluator;
 use crate::chat::jinja::failure::{Failure, Outcome};
 use crate::chat::jinja::value::{Dict, List, Sequence, Value};
@@ -103,6 +104,6 @@ fn entries(dict: &Dict, name: &str, arguments: CallArguments, evaluator: &Evalua
         "values" => Ok(value.clone()),
         _ => Value::sequence(vec![key.clone(), value.clone()], Sequence::Tuple, budget),
     };
-    let values = dict.entries().iter().map(one).collect::<Outcome<Vec<Value>>>()?;
+    let values = try_collect(dict.entries().iter().map(one))?;
     Value::sequence(values, Sequence::View, budget)
 }

@@ -14,7 +14,7 @@ mod wordwrap;
 
 use std::rc::Rc;
 
-use super::budget::Budget;
+use super::budget::{Budget, collect, reserve_exact, try_collect};
 use super::evaluate::Evaluator;
 use super::failure::{Failure, Kind, Outcome};
 use super::print::to_text;
@@ -96,7 +96,7 @@ pub(super) fn iterate(value: &Value, budget: &Budget<'_>) -> Outcome<List> {
         Value::Undefined(_) | Value::None => List::new(Vec::new(), Sequence::List, budget),
         Value::Dict(dict) => {
             budget.charge_items(dict.entries().len())?;
-            List::new(dict.entries().iter().map(|(key, _)| key.clone()).collect(), Sequence::List, budget)
+            List::new(collect(dict.entries().iter().map(|(key, _)| key.clone()))?, Sequence::List, budget)
         }
         Value::Text(text) => {
             let chars = text.str();
@@ -104,7 +104,7 @@ pub(super) fn iterate(value: &Value, budget: &Budget<'_>) -> Outcome<List> {
             budget.charge_items(count)?;
             let held = budget.hold(count * size_of::<Value>())?;
             let one = |(at, c): (usize, char)| Value::Text(text.slice(at..at + c.len_utf8()));
-            let values: Vec<Value> = chars.char_indices().map(one).collect();
+            let values = collect(chars.char_indices().map(one))?;
             drop(held);
             List::new(values, Sequence::List, budget)
         }
@@ -125,9 +125,13 @@ impl Evaluator<'_, '_, '_> {
             Builtin::Dict => {
                 let mut entries = Vec::new();
                 for value in &arguments.positional {
-                    entries.extend(pairs(value, budget)?);
+                    let mut more = pairs(value, budget)?;
+                    reserve_exact(&mut entries, more.len())?;
+                    entries.append(&mut more);
                 }
-                entries.extend(named_pairs(arguments, budget)?);
+                let mut named = named_pairs(arguments, budget)?;
+                reserve_exact(&mut entries, named.len())?;
+                entries.append(&mut named);
                 Ok(Value::Dict(Dict::new(entries, budget)?))
             }
             Builtin::Namespace => {
@@ -181,14 +185,14 @@ impl Evaluator<'_, '_, '_> {
 pub(super) fn named_pairs(arguments: CallArguments, budget: &Budget<'_>) -> Outcome<Vec<(Value, Value)>> {
     let trusted = !arguments.has_foreign_names;
     let pair = |(name, value): (String, Value)| Ok((Value::text(&name, trusted, budget)?, value));
-    arguments.named.into_iter().map(pair).collect()
+    try_collect(arguments.named.into_iter().map(pair))
 }
 
 /// Returns the entries of a dictionary, or pairs of a list.
 fn pairs(value: &Value, budget: &Budget<'_>) -> Outcome<Vec<(Value, Value)>> {
     if let Value::Dict(dict) = value {
         budget.charge_items(dict.entries().len())?;
-        return Ok(dict.entries().to_vec());
+        return collect(dict.entries().iter().cloned());
     }
     let list = iterate(value, budget)?;
     budget.charge_items(list.len())?;
@@ -196,7 +200,7 @@ fn pairs(value: &Value, budget: &Budget<'_>) -> Outcome<Vec<(Value, Value)>> {
         [key, value] => Ok((key.clone(), value.clone())),
         other => Err(Failure::error(format!("expected pairs, found a sequence of {}", other.len()))),
     };
-    list.values().iter().map(pair).collect()
+    try_collect(list.values().iter().map(pair))
 }
 
 fn range(arguments: CallArguments, budget: &Budget<'_>) -> Outcome<Value> {
@@ -219,5 +223,5 @@ fn range(arguments: CallArguments, budget: &Budget<'_>) -> Outcome<Value> {
         return Err(too_big());
     }
     budget.charge_items(count as usize)?;
-    Value::list((0..count).map(|index| Value::Int(start + index * step, trusted)).collect(), budget)
+    Value::list(collect((0..count).map(|index| Value::Int(start + index * step, trusted)))?, budget)
 }

@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use super::filters::length;
 use super::text_methods::required;
 use super::{CallArguments, count_argument, is_set, iterate, iterate_true, text_argument};
-use crate::chat::jinja::budget::Budget;
+use crate::chat::jinja::budget::{Budget, collect, push, reserve_exact, with_capacity};
 use crate::chat::jinja::evaluate::Evaluator;
 use crate::chat::jinja::failure::{Failure, Outcome};
 use crate::chat::jinja::operators::{arithmetic, order};
@@ -62,7 +62,7 @@ impl Evaluator<'_, '_, '_> {
                 }
                 let items = iterate(&value, budget)?;
                 budget.charge_items(items.len())?;
-                Value::sequence(items.values().iter().rev().cloned().collect(), Sequence::Generator, budget)
+                Value::sequence(collect(items.values().iter().rev().cloned())?, Sequence::Generator, budget)
             }
             "map" => self.map(&value, arguments),
             "select" | "reject" => self.select(&value, None, &arguments.positional, name == "select"),
@@ -76,7 +76,7 @@ impl Evaluator<'_, '_, '_> {
                 let items = iterate(&value, budget)?;
                 let keys = self.sort_keys(&items, attribute.as_ref(), is_set(&case_sensitive))?;
                 let sorted = sort(&keys, is_set(&reverse), budget)?;
-                Value::list(sorted.into_iter().map(|index| items.values()[index].clone()).collect(), budget)
+                Value::list(collect(sorted.into_iter().map(|index| items.values()[index].clone()))?, budget)
             }
             "unique" => {
                 let [case_sensitive, attribute] = arguments.bind(name, ["case_sensitive", "attribute"])?;
@@ -89,10 +89,10 @@ impl Evaluator<'_, '_, '_> {
                         is_new = is_new && !keys[*known].equals(key, budget)?;
                     }
                     if is_new {
-                        kept.push(index);
+                        push(&mut kept, index)?;
                     }
                 }
-                let values = kept.into_iter().map(|index| items.values()[index].clone()).collect();
+                let values = collect(kept.into_iter().map(|index| items.values()[index].clone()))?;
                 Value::sequence(values, Sequence::Generator, budget)
             }
             "min" | "max" => {
@@ -156,10 +156,11 @@ impl Evaluator<'_, '_, '_> {
             let attribute = required(attribute, "map")?;
             for item in items.values() {
                 let value = self.path(item, &attribute)?;
-                mapped.push(match &default {
+                let value = match &default {
                     Some(default) if value.is_undefined() => default.clone(),
                     _ => value,
-                });
+                };
+                push(&mut mapped, value)?;
             }
         } else {
             let filter = required(text_argument(Some(arguments.positional.remove(0)), "map")?, "map")?;
@@ -168,7 +169,7 @@ impl Evaluator<'_, '_, '_> {
                 budget.charge(arguments.positional.len() + arguments.named.len() + 1)?;
                 let (positional, named) = (arguments.positional.clone(), arguments.named.clone());
                 let given = CallArguments { positional, named, ..CallArguments::default() };
-                mapped.push(self.filter(&filter, item.clone(), given)?);
+                push(&mut mapped, self.filter(&filter, item.clone(), given)?)?;
             }
         }
         Value::sequence(mapped, Sequence::Generator, budget)
@@ -199,7 +200,7 @@ impl Evaluator<'_, '_, '_> {
 
     /// Returns the keys to sort items by: text in lower case unless `case_sensitive`.
     fn sort_keys(&mut self, items: &List, attribute: Option<&Value>, case_sensitive: bool) -> Outcome<Vec<Value>> {
-        let mut keys = Vec::new();
+        let mut keys = with_capacity(items.len())?;
         for item in items.values() {
             self.budget.charge(1)?;
             let key = self.attribute_of(item, attribute)?;
@@ -231,7 +232,7 @@ impl Evaluator<'_, '_, '_> {
         };
         let keys = self.sort_keys(&pairs, Some(&Value::Int(index, true)), is_set(&case_sensitive))?;
         let sorted = sort(&keys, is_set(&reverse), budget)?;
-        Value::list(sorted.into_iter().map(|index| pairs.values()[index].clone()).collect(), budget)
+        Value::list(collect(sorted.into_iter().map(|index| pairs.values()[index].clone()))?, budget)
     }
 
     fn groupby(&mut self, value: &Value, arguments: CallArguments) -> Outcome<Value> {
@@ -249,11 +250,11 @@ impl Evaluator<'_, '_, '_> {
         for index in sorted {
             let item = items.values()[index].clone();
             match groups.last_mut() {
-                Some((first, group)) if keys[*first].equals(&keys[index], budget)? => group.push(item),
-                _ => groups.push((index, vec![item])),
+                Some((first, group)) if keys[*first].equals(&keys[index], budget)? => push(group, item)?,
+                _ => push(&mut groups, (index, collect(std::iter::once(item))?))?,
             }
         }
-        let mut pairs = Vec::new();
+        let mut pairs = with_capacity(groups.len())?;
         for (first, group) in groups {
             let key = self.path(&items.values()[first], &attribute)?;
             let key = if key.is_undefined() { keys[first].clone() } else { key };
@@ -267,10 +268,10 @@ impl Evaluator<'_, '_, '_> {
 /// values can fail and, with numbers that are not numbers, need not be a total one.
 fn sort(keys: &[Value], reverse: bool, budget: &Budget<'_>) -> Outcome<Vec<usize>> {
     let goes_first = if reverse { Ordering::Greater } else { Ordering::Less };
-    let mut from: Vec<usize> = (0..keys.len()).collect();
+    let mut from: Vec<usize> = collect(0..keys.len())?;
     let mut width = 1;
     while width < keys.len() {
-        let mut to = Vec::with_capacity(keys.len());
+        let mut to = with_capacity(keys.len())?;
         for run in from.chunks(2 * width) {
             let (mut left, mut right) = run.split_at(width.min(run.len()));
             while let (Some(a), Some(b)) = (left.first(), right.first()) {
@@ -293,10 +294,10 @@ fn batch(items: &List, count: usize, fill: Option<Value>, budget: &Budget<'_>) -
     if count == 0 {
         return Err(Failure::error("batch: the number of items must be positive"));
     }
-    let mut batches = Vec::new();
+    let mut batches = with_capacity(items.len().div_ceil(count))?;
     for chunk in items.values().chunks(count) {
         budget.charge_items(chunk.len())?;
-        let mut values = chunk.to_vec();
+        let mut values = collect(chunk.iter().cloned())?;
         if let Some(fill) = fill.as_ref().filter(|fill| !matches!(fill, Value::None)) {
             fill_up(&mut values, count, fill, budget)?;
         }
@@ -313,14 +314,14 @@ fn divide(items: &List, count: usize, fill: Option<Value>, budget: &Budget<'_>) 
     budget.charge_items(count)?;
     let held = budget.hold(count.saturating_mul(size_of::<Value>()))?;
     let (each, longer) = (items.len() / count, items.len() % count);
-    let mut lists = Vec::new();
+    let mut lists = with_capacity(count)?;
     let mut start = 0;
     for index in 0..count {
         let length = each + usize::from(index < longer);
-        let mut values = items.values()[start..start + length].to_vec();
+        let mut values = collect(items.values()[start..start + length].iter().cloned())?;
         start += length;
         if let Some(fill) = fill.as_ref().filter(|fill| index >= longer && !matches!(fill, Value::None)) {
-            values.push(fill.clone());
+            push(&mut values, fill.clone())?;
         }
         lists.push(Value::list(values, budget)?);
     }
@@ -332,6 +333,7 @@ fn fill_up(values: &mut Vec<Value>, count: usize, fill: &Value, budget: &Budget<
     let missing = count.saturating_sub(values.len());
     budget.charge_items(missing)?;
     let held = budget.hold(missing.saturating_mul(size_of::<Value>()))?;
+    reserve_exact(values, missing)?;
     values.resize(values.len() + missing, fill.clone());
     drop(held);
     Ok(())

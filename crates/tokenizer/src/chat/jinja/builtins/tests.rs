@@ -1,6 +1,7 @@
 //! Jinja's tests: `value is name(arguments)`.
 
 use super::iterate_true;
+use crate::chat::jinja::budget::push;
 use crate::chat::jinja::evaluate::Evaluator;
 use crate::chat::jinja::failure::{Failure, Outcome};
 use crate::chat::jinja::operators::{compare, contains};
@@ -103,7 +104,7 @@ impl Evaluator<'_, '_, '_> {
                 None => subject.is_true(),
             };
             if holds == wanted {
-                kept.push(item.clone());
+                push(&mut kept, item.clone())?;
             }
         }
         Value::sequence(kept, Sequence::Generator, budget)

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::case::{Case, change_case};
 use super::{CallArguments, count_argument, int_argument, is_set, iterate, text_argument};
-use crate::chat::jinja::budget::Budget;
+use crate::chat::jinja::budget::{Budget, collect, push};
 use crate::chat::jinja::failure::{Failure, Outcome};
 use crate::chat::jinja::lexer::is_python_space;
 use crate::chat::jinja::print::is_printable;
@@ -113,7 +113,7 @@ pub(super) fn call(text: &Text, name: &str, arguments: CallArguments, budget: &B
             let [part, start, end] = arguments.bind(name, ["part", "start", "end"])?;
             let (text, _) = bounded(text, start, end, budget)?;
             let parts = match part {
-                Some(Value::List(list)) => list.values().to_vec(),
+                Some(Value::List(list)) => collect(list.values().iter().cloned())?,
                 Some(part) => vec![part],
                 None => Vec::new(),
             };
@@ -212,7 +212,7 @@ pub(super) fn required<T>(value: Option<T>, function: &str) -> Outcome<T> {
 fn slices(text: &Text, ranges: Vec<Range<usize>>, kind: Sequence, budget: &Budget<'_>) -> Outcome<Value> {
     budget.charge_items(ranges.len())?;
     let held = budget.hold(ranges.len() * size_of::<Value>())?;
-    let values = ranges.into_iter().map(|range| Value::Text(text.slice(range))).collect();
+    let values = collect(ranges.into_iter().map(|range| Value::Text(text.slice(range))))?;
     drop(held);
     Value::sequence(values, kind, budget)
 }
@@ -225,7 +225,7 @@ pub(super) fn strip(
     at_end: bool,
     budget: &Budget<'_>,
 ) -> Outcome<Text> {
-    let set = chars.map(|chars| chars.str().chars().collect::<Vec<char>>());
+    let set = chars.map(|chars| collect(chars.str().chars())).transpose()?;
     let is_stripped = |c: char| match &set {
         Some(set) => set.contains(&c),
         None => is_python_space(c),
@@ -251,7 +251,7 @@ fn split(
     let Some(separator) = separator else {
         let count = content.chars().filter(|c| is_python_space(*c)).count();
         let _held = budget.hold((count + 1) * size_of::<Range<usize>>())?;
-        return slices(text, words(&content, limit, from_end), Sequence::List, budget);
+        return slices(text, words(&content, limit, from_end)?, Sequence::List, budget);
     };
     if separator.len() == 0 {
         return Err(Failure::error("empty separator"));
@@ -262,25 +262,25 @@ fn split(
     if from_end {
         let mut end = content.len();
         for (at, found) in content.rmatch_indices(&*separator).take(limit) {
-            ranges.push(at + found.len()..end);
+            push(&mut ranges, at + found.len()..end)?;
             end = at;
         }
-        ranges.push(0..end);
+        push(&mut ranges, 0..end)?;
         ranges.reverse();
     } else {
         let mut start = 0;
         for (at, found) in content.match_indices(&*separator).take(limit) {
-            ranges.push(start..at);
+            push(&mut ranges, start..at)?;
             start = at + found.len();
         }
-        ranges.push(start..content.len());
+        push(&mut ranges, start..content.len())?;
     }
     drop(held);
     slices(text, ranges, Sequence::List, budget)
 }
 
 /// Returns the words between white space; after `limit` splits the rest is one piece.
-fn words(text: &str, limit: usize, from_end: bool) -> Vec<Range<usize>> {
+fn words(text: &str, limit: usize, from_end: bool) -> Outcome<Vec<Range<usize>>> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     let (mut start, mut end) = (0, text.len());
     loop {
@@ -298,17 +298,17 @@ fn words(text: &str, limit: usize, from_end: bool) -> Vec<Range<usize>> {
         };
         match space {
             Some(at) if ranges.len() < limit && from_end => {
-                ranges.push(start + at..end);
+                push(&mut ranges, start + at..end)?;
                 end = start + at;
             }
             Some(at) if ranges.len() < limit => {
-                ranges.push(start..start + at);
+                push(&mut ranges, start..start + at)?;
                 start += at;
                 // The end stays stripped, because Python strips it only for the last word.
             }
             _ => {
                 let whole_end = if from_end || ranges.len() < limit { end } else { text.len() };
-                ranges.push(start..whole_end);
+                push(&mut ranges, start..whole_end)?;
                 break;
             }
         }
@@ -316,7 +316,7 @@ fn words(text: &str, limit: usize, from_end: bool) -> Vec<Range<usize>> {
     if from_end {
         ranges.reverse();
     }
-    ranges
+    Ok(ranges)
 }
 
 /// Returns the lines as Python's `splitlines` divides a text.
@@ -331,12 +331,12 @@ pub(super) fn lines(text: &str, keep_ends: bool, budget: &Budget<'_>) -> Outcome
     let mut start = 0;
     while start < text.len() {
         let Some((at, end)) = text[start..].char_indices().find(|(_, c)| is_end(*c)) else {
-            ranges.push(start..text.len());
+            push(&mut ranges, start..text.len())?;
             break;
         };
         let at = start + at;
         let length = if text[at..].starts_with("\r\n") { 2 } else { end.len_utf8() };
-        ranges.push(start..if keep_ends { at + length } else { at });
+        push(&mut ranges, start..if keep_ends { at + length } else { at })?;
         start = at + length;
     }
     Ok(ranges)
