@@ -16,8 +16,11 @@ use pellucid_sampling::uniform;
 const CONTEXT: usize = 32 * 1024;
 const CALLS: usize = 2048;
 
+/// Makes a text of the given number of tokens.
+type Text = fn(usize) -> Vec<u32>;
+
 /// Texts with 32k tokens and more: how often their n-grams repeat decides the time of a lookup.
-const TEXTS: [(&str, fn(usize) -> Vec<u32>); 4] =
+const TEXTS: [(&str, Text); 4] =
     [("distinct", distinct), ("words", words), ("quotes", quotes), ("two tokens", two_tokens)];
 
 /// Tokens that never repeat.

@@ -85,7 +85,7 @@ pub(crate) fn regex(text: &str) -> Result<String, Error> {
 fn without_anchors(text: &str) -> &str {
     let text = text.strip_prefix('^').unwrap_or(text);
     match text.strip_suffix('$') {
-        Some(rest) if rest.len() - rest.trim_end_matches('\\').len() & 1 == 0 => rest,
+        Some(rest) if (rest.len() - rest.trim_end_matches('\\').len()).is_multiple_of(2) => rest,
         _ => text,
     }
 }

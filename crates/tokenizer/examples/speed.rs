@@ -1,6 +1,6 @@
 //! Measures the speed of a tokenizer: `cargo run --release -p pellucid-tokenizer --example speed -- MODEL TEXT-FILE
-//! [IDS-FILE]`. MODEL is a model file, a model folder or a tokenizer.json. IDS-FILE receives the ids, for comparison. With
-//! a tokenizer.json, the `tokenizers` library encodes the same text too. Times are the best of five.
+//! [IDS-FILE]`. MODEL is a model file, a model folder or a tokenizer.json. IDS-FILE receives the ids, for comparison.
+//! With a tokenizer.json, the `tokenizers` library encodes the same text too. Times are the best of five.
 
 use std::path::Path;
 use std::time::Instant;

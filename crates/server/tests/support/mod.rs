@@ -1,7 +1,9 @@
 //! A server in this process with the tiny model, and an HTTP client that shows the exact bytes of responses.
 
-#![allow(dead_code, unreachable_pub, missing_debug_implementations)] // Each test binary uses a part of this file.
+// Each test binary uses a part of this file.
+#![allow(dead_code, unused_imports, unreachable_pub, missing_debug_implementations)]
 
+mod faulty_model;
 pub mod socket;
 pub mod stream;
 
@@ -12,14 +14,15 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use faulty_model::{Faults, FaultyModel};
+pub use faulty_model::{LOST_DEVICE, NO_MEMORY};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit, SpeculationOptions};
 use pellucid_generate::LoadedModel;
-use pellucid_model::{BLOCK_LEN, Batch, Decoder, DecoderConfig, Error, KvMemory, LoadOptions, Logits, Model};
+use pellucid_model::{BLOCK_LEN, Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
-use pellucid_tensor::Error as DeviceError;
 use pellucid_testing::{TINY_TEMPLATE, TinyModel, cpu};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 use serde_json::Value;
@@ -27,57 +30,6 @@ use stream::Stream;
 
 pub const MODEL: &str = "tiny";
 pub const CONTEXT: usize = 256;
-
-/// A model whose steps can be delayed, held up, and made to fail.
-struct FaultyModel {
-    model: Decoder,
-    faults: Arc<Faults>,
-}
-
-/// How the steps of a [`FaultyModel`] misbehave.
-struct Faults {
-    delay_ms: AtomicU64,
-    /// Logits of this and later positions are NaN.
-    nan_from: AtomicU32,
-    /// 0, [`NO_MEMORY`] or [`LOST_DEVICE`].
-    failure: AtomicU32,
-    /// While true, steps wait.
-    is_held: Mutex<bool>,
-    released: Condvar,
-}
-
-/// Errors that steps can be made to return.
-pub const NO_MEMORY: u32 = 1;
-pub const LOST_DEVICE: u32 = 2;
-
-impl Model for FaultyModel {
-    fn config(&self) -> &DecoderConfig {
-        self.model.config()
-    }
-
-    fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
-        std::thread::sleep(Duration::from_millis(self.faults.delay_ms.load(Ordering::Relaxed)));
-        drop(self.faults.released.wait_while(self.faults.is_held.lock().unwrap(), |is_held| *is_held).unwrap());
-        let device = "a device for tests".to_owned();
-        match self.faults.failure.load(Ordering::Relaxed) {
-            NO_MEMORY => return Err(DeviceError::OutOfMemory { device, bytes: 1 << 30 }.into()),
-            LOST_DEVICE => {
-                return Err(DeviceError::Lost { device, operation: "a step", reason: "unplugged".into() }.into());
-            }
-            _ => {}
-        }
-        self.model.forward(batch, kv, logits)?;
-        let vocab_size = self.config().vocab_size;
-        let nan_from = self.faults.nan_from.load(Ordering::Relaxed);
-        let values = logits.resize(batch.num_wanted(), vocab_size);
-        for (row, values) in batch.wanted().iter().zip(values.chunks_exact_mut(vocab_size)) {
-            if batch.positions()[*row as usize] >= nan_from {
-                values.fill(f32::NAN);
-            }
-        }
-        Ok(())
-    }
-}
 
 /// Options of a test's server.
 pub struct Setup {

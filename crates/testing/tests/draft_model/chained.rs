@@ -89,8 +89,7 @@ fn what_cannot_be_chained_is_not() {
 #[test]
 fn a_chain_that_fails_ends_the_drafts_of_its_sequences() {
     let mut model = chained_model(OPTIONS, |fake| fake.bomb = Some(23));
-    let mut sequences =
-        vec![TestSequence::new(0, 0, &[1, 2, 3], &params(1)), TestSequence::new(1, 0, &[4, 5], &params(2))];
+    let mut sequences = [TestSequence::new(0, 0, &[1, 2, 3], &params(1)), TestSequence::new(1, 0, &[4, 5], &params(2))];
     propose(&mut model, &mut sequences[..1], 1);
     sequences[0].push(23);
     assert!(chain(&mut model, &mut sequences[..1], 3).is_none());
