@@ -13,7 +13,7 @@ use flags::usage_error::{USAGE_STATUS, UsageError, without_os_codes};
 use std::io::Write;
 use std::panic;
 use std::process::ExitCode;
-use terminal::interrupt::{Interrupt, Interrupted, interrupted_status};
+use terminal::interrupt::{Interrupt, Interrupted, interrupted_status, wait_if_exiting};
 use terminal::log;
 use terminal::output::{Output, is_reader_gone};
 
@@ -21,7 +21,9 @@ fn main() -> ExitCode {
     panic::set_hook(Box::new(log::report_panic));
     pellucid_checkpoint::report_bus_errors();
     // The hook has printed the message of a panic; only the exit status is left to set.
-    let status = panic::catch_unwind(run).map_or(ExitCode::FAILURE, status);
+    let result = panic::catch_unwind(run);
+    wait_if_exiting();
+    let status = result.map_or(ExitCode::FAILURE, status);
     log::finish();
     status
 }

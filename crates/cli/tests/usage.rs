@@ -3,12 +3,13 @@
 mod support;
 
 use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
 use support::tiny_model::{TEMPLATE, tiny_model};
-use support::{Home, Ran, Reply, Server};
+use support::{Home, Ran};
 
 /// Words of libraries and of the operating system that no message contains.
 const LIBRARY_WORDS: [&str; 9] = [
@@ -193,20 +194,23 @@ fn signal(child: &Child, signal: &str) {
 fn a_signal_has_its_own_exit_status_in_every_command() {
     let home = Home::new();
     let model = tiny_model(&home, Some(TEMPLATE));
-    let silent = Server::start(|_| Reply::new(200, "x").cut(0).silent(Duration::from_secs(120)));
+    // The system accepts connections to it, and nobody answers.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let silent_url = format!("http://{}", silent.local_addr().unwrap());
     for (name, status) in [("-INT", 130), ("-TERM", 143)] {
         let mut waiting = home.command(&["run", "-m", &model, "hi"]);
         waiting.stdin(Stdio::piped());
-        let pulling = home.command(&["pull", "smollm2", "--endpoint", &silent.url]);
+        let pulling = home.command(&["pull", "smollm2", "--endpoint", &silent_url]);
         let serving = home.command(&["serve", "-m", &model, "--port", "0", "--device", "cpu"]);
         for (command, words) in
             [(waiting, "waiting for the end of standard input"), (pulling, "to download once"), (serving, "listening")]
         {
-            let (mut child, _log) = started(command, words);
+            let (mut child, log) = started(command, words);
             // Waiting for the child would close its standard input.
             let _input = child.stdin.take();
             signal(&child, name);
-            assert_eq!(child.wait().unwrap().code(), Some(status), "{name} {words}");
+            let code = child.wait().unwrap().code();
+            assert_eq!(code, Some(status), "{name} {words}: {:?}", log.iter().collect::<Vec<_>>());
             let mut text = String::new();
             child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
             assert_eq!(text, "", "{name} {words}");

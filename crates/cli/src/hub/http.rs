@@ -95,7 +95,13 @@ impl Client {
         let mut linked = Linked::default();
         for _ in 0..=MAX_REDIRECTS {
             let host = uri.host().unwrap_or_default().to_owned();
-            let response = self.request(&uri, start).map_err(|error| Failure::remote(sentence(error, &host)))?;
+            let response = loop {
+                match self.request(&uri, start) {
+                    // By a signal. If that ends the program, another thread does so.
+                    Err(ureq::Error::Io(error)) if error.kind() == io::ErrorKind::Interrupted => {}
+                    outcome => break outcome.map_err(|error| Failure::remote(sentence(error, &host)))?,
+                }
+            };
             if linked.etag.is_none() {
                 linked = Linked::of(response.headers());
             }

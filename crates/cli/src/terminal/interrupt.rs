@@ -3,7 +3,7 @@
 //! `main` installs the handlers. A command that must clean up before the program exits registers that with
 //! [`Interrupt::on_exit`]; one that can stop without an exit uses [`Interrupt::stopping`] or [`Interrupt::on_signal`].
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -53,8 +53,20 @@ const STOP_REQUESTED: u8 = 2;
 /// Time after a request to stop in which a write that waits for its reader ends the program.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// Whether a signal ends the program now.
+static IS_EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Waits for the end of the program if a signal ends it now. What the program does meanwhile may fail, because it is
+/// being cleaned up; neither that error nor its exit status are of interest.
+pub(crate) fn wait_if_exiting() {
+    while IS_EXITING.load(Ordering::SeqCst) {
+        std::thread::park();
+    }
+}
+
 /// Cleans up and exits.
 fn exit(cleanup: &Mutex<Option<Cleanup>>) -> ! {
+    IS_EXITING.store(true, Ordering::SeqCst);
     let cleanup = cleanup.lock().unwrap_or_else(PoisonError::into_inner).take();
     log::note_within_timeout(cleanup.map_or_else(String::new, |cleanup| format!("\ninterrupted: {}", cleanup())));
     std::process::exit(interrupted_status().into());
