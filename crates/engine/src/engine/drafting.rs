@@ -104,7 +104,7 @@ impl Engine {
         }
         let limits = self.draft_limits(chunks, Turn::Alone);
         let candidates: Vec<Candidate> = prospects.iter().map(|prospect| prospect.candidate).collect();
-        choose(&self.costs, work_of(chunks), &candidates, limits).iter().any(|&len| len > 0)
+        choose(&self.draft_costs, work_of(chunks), &candidates, limits).iter().any(|&len| len > 0)
     }
 
     fn may_draft(&self) -> bool {
@@ -137,7 +137,7 @@ impl Engine {
     /// Replaces lookups by the draft model where it promises more tokens per second.
     fn add_model_prospects(&self, chunks: &[PlannedChunk], prospects: &mut [Prospect]) {
         let Some(model) = &self.drafters.model else { return };
-        let plain_seconds = self.costs.predict(work_of(chunks));
+        let plain_seconds = self.draft_costs.predict(work_of(chunks));
         let seconds_per_token =
             model.step_seconds(prospects.iter().map(|prospect| chunks[prospect.chunk].positions.end));
         // Candidates as they will be when the draft model has caught up.
@@ -171,7 +171,7 @@ impl Engine {
             *later = candidate;
         }
         if prospects.iter().any(|prospect| prospect.catches_up) {
-            let lengths = choose(&self.costs, work_of(chunks), &later, self.draft_limits(chunks, Turn::Alone));
+            let lengths = choose(&self.draft_costs, work_of(chunks), &later, self.draft_limits(chunks, Turn::Alone));
             prospects.iter_mut().zip(lengths).for_each(|(prospect, len)| prospect.catches_up &= len > 0);
         }
     }
@@ -190,7 +190,7 @@ impl Engine {
     fn may_prefill(&self, chunks: &[PlannedChunk], turn: Turn) -> bool {
         let Some(model) = self.drafters.model.as_ref().filter(|_| turn != Turn::Alone) else { return true };
         let seconds = model.min_prefill_seconds();
-        seconds <= (MAX_SHARED_LENGTHENING - 1.0) * self.costs.predict(work_of(chunks))
+        seconds <= (MAX_SHARED_LENGTHENING - 1.0) * self.draft_costs.predict(work_of(chunks))
     }
 
     /// Returns the number of tokens that may be drafted for a chunk's sequence: within its limits, and within the
@@ -227,7 +227,7 @@ impl Engine {
             });
             return fixed.collect();
         }
-        self.drafters.lengths.choose(&self.costs, work_of(chunks), &candidates, limits)
+        self.drafters.lengths.choose(&self.draft_costs, work_of(chunks), &candidates, limits)
     }
 
     fn draft_limits(&self, chunks: &[PlannedChunk], turn: Turn) -> Limits {

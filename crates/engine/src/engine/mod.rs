@@ -68,6 +68,8 @@ pub struct Engine {
     clock: Box<dyn Clock>,
     served: Served,
     costs: StepCosts,
+    /// The costs by which drafts are weighed: a draft adds single rows.
+    draft_costs: StepCosts,
     time_share: TimeShare,
     /// The tenants of the last steps.
     recent: RecentTenants,
@@ -140,6 +142,7 @@ impl Engine {
             clock: Box::new(SystemClock),
             served: Served::default(),
             costs: StepCosts::default(),
+            draft_costs: StepCosts::of_single_rows(),
             time_share: TimeShare::default(),
             recent: RecentTenants::default(),
             stats: EngineStats::default(),

@@ -72,6 +72,7 @@ impl Engine {
         }
         let seconds = time.saturating_sub(step.drafting_time).as_secs_f64();
         self.costs.measure(all, seconds);
+        self.draft_costs.measure(all, seconds);
         self.drafters.finish_step(seconds);
         self.time_share.settle(step.turn, time.as_secs_f64());
         self.recent.last_step = time;

@@ -1,17 +1,23 @@
 //! Predicts the time of a step from the times of earlier steps.
 //!
 //! The time of a step has three parts. One depends on the number of rows: the weights are read once, and each row costs
-//! arithmetic. It is measured at powers of two and interpolated, because it is far from a line: on a GPU a hundred rows
-//! cost hardly more than one, on a CPU with tiles sixteen cost as much as two. Keys and values are read once for each
-//! chunk, and compared with each row of it; these two parts are proportional to what is read and compared.
+//! arithmetic. It is measured at some row counts and interpolated, because it is far from a line: on a GPU a hundred
+//! rows cost hardly more than one, on a CPU with tiles sixteen cost as much as two. Keys and values are read once for
+//! each chunk, and compared with each row of it; these two parts are proportional to what is read and compared.
 //!
 //! After each step the difference between the measured and the predicted time is distributed over the parts, in the
 //! proportion in which they were predicted. The model follows the machine within a dozen steps.
 
 use std::ops::AddAssign;
 
-/// Number of row counts at which the time is measured: 1, 2, 4, ... 8192.
-const NUM_KNOTS: usize = 14;
+/// Row counts at which the time is measured, if chunks of prompts are what varies.
+const POWERS: &[usize] = &[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
+/// Row counts at which the time is measured, if single rows matter. Kernels compute rows in groups of 4, 8, 16 or more,
+/// so the time may jump after a power of two.
+const SINGLE_ROWS: &[usize] = &[
+    1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 512, 1024,
+    2048, 4096, 8192,
+];
 /// Weight of the newest measurement, once there were several.
 const RATE: f64 = 0.2;
 /// Rows that cost as much as reading the weights, until it is measured.
@@ -57,31 +63,63 @@ impl AddAssign for Work {
 }
 
 /// The measured time of steps as a function of their work, in seconds.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct StepCosts {
-    by_rows: [f64; NUM_KNOTS],
-    num_measured: [u32; NUM_KNOTS],
-    /// Number of measured steps, and the number of the last one near each row count.
+    row_counts: &'static [usize],
+    /// Whether row counts are so close that a line leads from each to the next. Between powers of two that were not
+    /// measured it may not.
+    distinguishes_rows: bool,
+    /// For each row count its time, the number of steps near it, and the number of the last of them.
+    by_rows: Vec<f64>,
+    num_measured: Vec<u32>,
+    last_measured: Vec<u64>,
+    /// Number of measured steps.
     num_steps: u64,
-    last_measured: [u64; NUM_KNOTS],
     per_read: f64,
     per_compared: f64,
 }
 
-/// The two measured row counts around a number of rows, with their weights.
-fn knots(num_rows: usize) -> [(usize, f64); 2] {
-    let low = (num_rows.max(1).ilog2() as usize).min(NUM_KNOTS - 2);
-    let width = (1usize << low) as f64;
-    // Beyond the last one the line goes on.
-    let high = (num_rows as f64 - width) / width;
-    [(low, 1.0 - high), (low + 1, high)]
-}
-
-fn prior(knot: usize) -> f64 {
-    PRIOR_FIXED_ROWS + (1usize << knot) as f64
+impl Default for StepCosts {
+    fn default() -> StepCosts {
+        StepCosts::at(POWERS, false)
+    }
 }
 
 impl StepCosts {
+    /// Returns costs that distinguish four rows from five.
+    pub fn of_single_rows() -> StepCosts {
+        StepCosts::at(SINGLE_ROWS, true)
+    }
+
+    fn at(row_counts: &'static [usize], distinguishes_rows: bool) -> StepCosts {
+        let len = row_counts.len();
+        StepCosts {
+            row_counts,
+            distinguishes_rows,
+            by_rows: vec![0.0; len],
+            num_measured: vec![0; len],
+            last_measured: vec![0; len],
+            num_steps: 0,
+            per_read: 0.0,
+            per_compared: 0.0,
+        }
+    }
+
+    /// Returns the two row counts around a number of rows, as indices, with their weights.
+    fn knots(&self, num_rows: usize) -> [(usize, f64); 2] {
+        let above = self.row_counts.partition_point(|&rows| rows <= num_rows.max(1));
+        let low = above.clamp(1, self.row_counts.len() - 1) - 1;
+        let (from, to) = (self.row_counts[low] as f64, self.row_counts[low + 1] as f64);
+        // Beyond the last one the line goes on.
+        let high = (num_rows.max(1) as f64 - from) / (to - from);
+        [(low, 1.0 - high), (low + 1, high)]
+    }
+
+    /// Returns the relative time of a step with a row count, until it is measured.
+    fn prior(&self, knot: usize) -> f64 {
+        PRIOR_FIXED_ROWS + self.row_counts[knot] as f64
+    }
+
     /// Returns the predicted time of a step in seconds; 0 before the first measurement.
     pub fn predict(&self, work: Work) -> f64 {
         let [rows, read, compared] = self.parts(work);
@@ -92,14 +130,14 @@ impl StepCosts {
         if work.num_rows == 0 {
             return [0.0; 3];
         }
-        let rows: f64 = knots(work.num_rows).iter().map(|&(knot, weight)| weight * self.by_rows[knot]).sum();
+        let rows: f64 = self.knots(work.num_rows).iter().map(|&(knot, weight)| weight * self.by_rows[knot]).sum();
         [rows, self.per_read * work.num_read as f64, self.per_compared * work.num_compared as f64]
     }
 
     /// Whether none of the last `num_steps` steps had about the number of rows of `work`, so that its predicted time is
     /// derived from other steps.
     pub fn is_stale(&self, work: Work, num_steps: u64) -> bool {
-        let near = knots(work.num_rows).into_iter().filter(|(_, weight)| *weight >= 0.5);
+        let near = self.knots(work.num_rows).into_iter().filter(|(_, weight)| *weight >= 0.5);
         near.map(|(knot, _)| self.last_measured[knot]).all(|last| last == 0 || self.num_steps - last >= num_steps)
     }
 
@@ -114,7 +152,7 @@ impl StepCosts {
                 + work.num_read as f64 / PRIOR_READ
                 + work.num_compared as f64 / PRIOR_COMPARED;
             let unit = seconds / units;
-            self.by_rows = std::array::from_fn(|knot| unit * prior(knot));
+            self.by_rows = (0..self.row_counts.len()).map(|knot| unit * self.prior(knot)).collect();
             (self.per_read, self.per_compared) = (unit / PRIOR_READ, unit / PRIOR_COMPARED);
         }
         self.num_steps += 1;
@@ -122,7 +160,7 @@ impl StepCosts {
         let predicted: f64 = parts.iter().sum();
         let error = seconds.min(MAX_SURPRISE * predicted) - predicted;
         let part_of_error = |part: f64| error * part / predicted;
-        let around = knots(work.num_rows);
+        let around = self.knots(work.num_rows);
         let norm: f64 = around.iter().map(|(_, weight)| weight * weight).sum();
         for (knot, weight) in around {
             // The first measurements count more: the prior is a guess.
@@ -139,21 +177,33 @@ impl StepCosts {
         self.complete();
     }
 
-    /// Derives the row counts that were not measured from the nearest that was, and lets no step be cheaper than one
-    /// with fewer rows.
+    /// Returns the time of a row count that was not measured, derived from those that were; `None` if none was.
+    fn derived(&self, knot: usize, is_measured: &[bool]) -> Option<f64> {
+        let below = (0..knot).rev().find(|&other| is_measured[other]);
+        let above = (knot..is_measured.len()).find(|&other| is_measured[other]);
+        let rows = |knot: usize| self.row_counts[knot] as f64;
+        if let (Some(below), Some(above), true) = (below, above, self.distinguishes_rows) {
+            let part = (rows(knot) - rows(below)) / (rows(above) - rows(below));
+            return Some(self.by_rows[below] + part * (self.by_rows[above] - self.by_rows[below]));
+        }
+        let nearest = below.into_iter().chain(above).min_by_key(|&other| other.abs_diff(knot))?;
+        Some(self.by_rows[nearest] * self.prior(knot) / self.prior(nearest))
+    }
+
+    /// Derives the row counts that were not measured, and lets no step be cheaper than one with fewer rows.
     fn complete(&mut self) {
-        let is_measured = self.num_measured.map(|count| count > 0);
-        for knot in 0..NUM_KNOTS {
-            let nearest = (0..NUM_KNOTS).filter(|&other| is_measured[other]).min_by_key(|&other| other.abs_diff(knot));
-            if let Some(nearest) = nearest.filter(|_| !is_measured[knot]) {
-                self.by_rows[knot] = self.by_rows[nearest] * prior(knot) / prior(nearest);
+        let num_knots = self.row_counts.len();
+        let is_measured: Vec<bool> = self.num_measured.iter().map(|&count| count > 0).collect();
+        for knot in (0..num_knots).filter(|&knot| !is_measured[knot]) {
+            if let Some(seconds) = self.derived(knot, &is_measured) {
+                self.by_rows[knot] = seconds;
             }
         }
         // A measured value keeps what was measured; those that are derived give way.
-        for knot in (0..NUM_KNOTS - 1).rev().filter(|&knot| !is_measured[knot]) {
+        for knot in (0..num_knots - 1).rev().filter(|&knot| !is_measured[knot]) {
             self.by_rows[knot] = self.by_rows[knot].min(self.by_rows[knot + 1]);
         }
-        for knot in 1..NUM_KNOTS {
+        for knot in 1..num_knots {
             self.by_rows[knot] = self.by_rows[knot].max(self.by_rows[knot - 1]);
         }
     }
@@ -227,6 +277,26 @@ mod tests {
         assert!(!costs.is_stale(one, 3) && !costs.is_stale(many, 3));
         costs.measure(many, 0.02);
         assert!(costs.is_stale(one, 3) && !costs.is_stale(many, 3));
+    }
+
+    #[test]
+    fn a_jump_after_a_tile_is_seen_where_single_rows_matter() {
+        let (mut costs, mut coarse) = (StepCosts::of_single_rows(), StepCosts::default());
+        for round in 0..40 {
+            for num_rows in [1, 8, 16, 17, 20, 32] {
+                let work = Work::chunk(100 + round, num_rows);
+                costs.measure(work, cpu(work));
+                coarse.measure(work, cpu(work));
+            }
+        }
+        let error = |costs: &StepCosts, num_rows| {
+            let work = Work::chunk(120, num_rows);
+            (costs.predict(work) / cpu(work) - 1.0).abs()
+        };
+        for num_rows in [16, 17, 20, 32] {
+            assert!(error(&costs, num_rows) < 0.1, "{num_rows} rows: {}", error(&costs, num_rows));
+        }
+        assert!(error(&coarse, 17) > 0.1, "which powers of two cannot show");
     }
 
     #[test]

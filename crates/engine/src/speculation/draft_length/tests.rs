@@ -42,7 +42,7 @@ fn decode(depths: &[usize], lengths: &[usize]) -> Work {
 
 /// Costs of a machine that has run all numbers of rows.
 fn measured(machine: Machine) -> StepCosts {
-    let mut costs = StepCosts::default();
+    let mut costs = StepCosts::of_single_rows();
     for round in 0..200 {
         let work = Work::chunk(100 + round * 37 % 900, [1, 2, 4, 8, 16, 32, 64, 128][round % 8]);
         costs.measure(work, machine(work));
@@ -143,7 +143,7 @@ fn the_time_of_a_prompt_does_not_make_drafts_cheap() {
 
 #[test]
 fn nothing_is_drafted_before_times_are_known() {
-    let (costs, draft) = (StepCosts::default(), [candidate(100, 8, 0.9, 0.0)]);
+    let (costs, draft) = (StepCosts::of_single_rows(), [candidate(100, 8, 0.9, 0.0)]);
     assert_eq!(choose(&costs, Work::chunk(100, 1), &draft, UNLIMITED), [0]);
     assert_eq!(DraftLengths::default().choose(&costs, Work::chunk(100, 1), &draft, UNLIMITED), [0]);
     assert_eq!(DraftLengths::default().choose(&measured(gpu), Work::default(), &[], UNLIMITED), [0; 0]);
@@ -168,7 +168,7 @@ const DEPTH: usize = 500;
 
 impl Simulation {
     fn new(machine: Machine, drafter: DrafterKind, draft_seconds: f64, num_sequences: usize) -> Simulation {
-        let mut costs = StepCosts::default();
+        let mut costs = StepCosts::of_single_rows();
         (0..DEPTH)
             .step_by(256)
             .for_each(|depth| costs.measure(Work::chunk(depth, 256), machine(Work::chunk(depth, 256))));
@@ -273,7 +273,10 @@ fn a_good_drafter_reaches_the_rate_of_the_best_length() {
                     let best = (0..=MAX_DRAFT_LEN).map(|len| simulation.fixed(len, probability)).fold(0.0, f64::max);
                     let plain = simulation.fixed(0, 0.0);
                     let (found, best) = (simulation.rate() / plain, best / plain);
-                    assert!(found >= 0.7 * best, "{name} {drafter:?} {num_sequences} {probability}: {found} of {best}");
+                    assert!(
+                        found >= (0.75 * best).max(0.97),
+                        "{name} {drafter:?} {num_sequences} {probability}: {found} of {best}"
+                    );
                 }
             }
         }
