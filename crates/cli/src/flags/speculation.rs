@@ -93,14 +93,12 @@ pub(crate) fn drafters_text(speculation: &Speculation) -> String {
 /// Describes the counts of a reply: `62 of 80 drafted tokens accepted (ngram)`; `None` if nothing was drafted.
 pub(crate) fn counts_text(stats: &SpeculationStats) -> Option<String> {
     let total = stats.total();
-    let used: Vec<DrafterKind> =
-        DrafterKind::ALL.into_iter().filter(|&drafter| stats.of(drafter).drafted > 0).collect();
+    let used: Vec<(DrafterKind, DraftCounts)> = stats.used().collect();
     let by_drafter = match used[..] {
         [] => return None,
-        [only] => only.name().to_owned(),
+        [(only, _)] => only.name().to_owned(),
         _ => {
-            let one = |drafter: &DrafterKind| {
-                let counts = stats.of(*drafter);
+            let one = |(drafter, counts): &(DrafterKind, DraftCounts)| {
                 format!("{} {} of {}", drafter.name(), counts.accepted, counts.drafted)
             };
             used.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -111,12 +109,14 @@ pub(crate) fn counts_text(stats: &SpeculationStats) -> Option<String> {
 
 /// Returns the counts of a reply for JSON: in all, and by drafter.
 pub(crate) fn counts_json(stats: &SpeculationStats) -> Value {
-    let counts = |counts: DraftCounts| json!({ "drafted": counts.drafted, "accepted": counts.accepted, "rejected": counts.rejected() });
-    let used = DrafterKind::ALL.into_iter().filter(|&drafter| stats.of(drafter).drafted > 0);
-    let mut object = counts(stats.total());
-    object["drafters"] = Value::Object(
-        used.map(|drafter| (drafter.name().to_owned(), counts(stats.of(drafter)))).collect::<Map<_, _>>(),
-    );
+    let json_of = |counts: DraftCounts| {
+        let DraftCounts { drafted, accepted } = counts;
+        json!({ "drafted": drafted, "accepted": accepted, "rejected": counts.rejected() })
+    };
+    let drafters: Map<String, Value> =
+        stats.used().map(|(drafter, counts)| (drafter.name().to_owned(), json_of(counts))).collect();
+    let mut object = json_of(stats.total());
+    object["drafters"] = drafters.into();
     object
 }
 

@@ -12,6 +12,8 @@
 mod cost;
 mod fill;
 mod share;
+#[cfg(test)]
+pub(crate) mod simulated_machines;
 mod time_share;
 
 use std::collections::HashMap;

@@ -44,6 +44,11 @@ impl SpeculationStats {
         self.counts[drafter.index()]
     }
 
+    /// Returns the drafters that proposed something, with their counts.
+    pub fn used(&self) -> impl Iterator<Item = (DrafterKind, DraftCounts)> + '_ {
+        DrafterKind::ALL.into_iter().map(|drafter| (drafter, self.of(drafter))).filter(|(_, counts)| counts.drafted > 0)
+    }
+
     /// Returns the counts of all drafters together.
     pub fn total(&self) -> DraftCounts {
         let mut total = DraftCounts::default();

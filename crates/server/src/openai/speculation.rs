@@ -1,6 +1,6 @@
 //! Speculation in requests and replies: OpenAI's `prediction`, and the counts of drafted tokens.
 
-use pellucid_engine::{DraftCounts, DrafterKind, SpeculationStats};
+use pellucid_engine::{DraftCounts, SpeculationStats};
 use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -66,13 +66,15 @@ pub(crate) struct SpeculationReport {
 
 impl SpeculationReport {
     pub(crate) fn new(stats: &SpeculationStats, is_beam_search: bool) -> SpeculationReport {
-        let used = DrafterKind::ALL.into_iter().filter(|&drafter| stats.of(drafter).drafted > 0);
         let total = stats.total();
         SpeculationReport {
             drafted: total.drafted,
             accepted: total.accepted,
             rejected: total.rejected(),
-            drafters: used.map(|drafter| (drafter.name().to_owned(), counts(stats.of(drafter)))).collect(),
+            drafters: stats
+                .used()
+                .map(|(drafter, of_drafter)| (drafter.name().to_owned(), counts(of_drafter)))
+                .collect(),
             note: is_beam_search.then_some("beam search runs without speculation"),
         }
     }
