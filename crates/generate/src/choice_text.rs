@@ -1,5 +1,5 @@
-//! The text of one choice as it grows: token ids become characters, stop strings are held back and removed, log
-//! probabilities are released together with their text.
+//! The text of one choice as it grows: token ids become characters, thoughts and calls are separated from the answer,
+//! stop strings are held back and removed, log probabilities are released together with their text.
 //!
 //! Every reply goes through here, whole or streamed, over HTTP or in a terminal, so that these cannot differ.
 
@@ -8,17 +8,21 @@ use std::sync::Arc;
 
 use pellucid_engine::{Error, Proposal, TokenEvent, fallible};
 use pellucid_sampling::{Logprobs, TokenTrace};
-use pellucid_tokenizer::{StopFilter, TextStream, Tokenizer};
+use pellucid_tokenizer::{StopFilter, TextStream, TokenKind, Tokenizer};
 
-use crate::Finish;
+use crate::{CallDelta, Finish, PartKind, ReplyPart, ReplySplitter};
 
 /// A piece of one choice that can be shown; [`Delta::append`] joins pieces to whole replies.
 #[derive(Debug, Clone, Default)]
 pub struct Delta {
     /// Number of the choice, counted over all prompts of a generation.
     pub choice: usize,
+    /// Thoughts that follow those of earlier pieces; they precede the text.
+    pub thoughts: String,
     /// Text that follows the text of earlier pieces. Never half a character, never a part of a stop string.
     pub text: String,
+    /// Pieces of calls of tools, behind the text.
+    pub calls: Vec<CallDelta>,
     /// Tokens whose text ends in this piece, where the request reports log probabilities.
     pub tokens: Vec<ReplyToken>,
     /// How each token was chosen, where the request asks for traces.
@@ -37,12 +41,24 @@ impl Delta {
 
     /// Whether there is nothing to show.
     pub fn is_empty(&self) -> bool {
-        self.text.is_empty() && self.tokens.is_empty() && self.traces.is_empty() && self.finish.is_none()
+        self.thoughts.is_empty()
+            && self.text.is_empty()
+            && self.calls.is_empty()
+            && self.tokens.is_empty()
+            && self.traces.is_empty()
+            && self.finish.is_none()
     }
 
     /// Adds the next piece of the same choice; fails if there is no memory for it.
     pub fn append(&mut self, next: Delta) -> Result<(), Error> {
+        fallible::append(&mut self.thoughts, &next.thoughts)?;
         fallible::append(&mut self.text, &next.text)?;
+        for call in next.calls {
+            match self.calls.last_mut() {
+                Some(last) if last.index == call.index => fallible::append(&mut last.arguments, &call.arguments)?,
+                _ => fallible::push(&mut self.calls, call)?,
+            }
+        }
         fallible::extend(&mut self.tokens, next.tokens)?;
         fallible::extend(&mut self.traces, next.traces)?;
         self.finish = next.finish.or(self.finish.take());
@@ -85,6 +101,8 @@ pub struct ReplyToken {
     /// Whether no text precedes the token, where some tokenizers drop a leading space; see
     /// [`Tokenizer::shown_bytes`].
     pub at_start: bool,
+    /// The part of the reply to which the token belongs.
+    pub part: PartKind,
 }
 
 /// How a reply's tokens become text.
@@ -96,6 +114,8 @@ pub struct TextRules<'r> {
     pub min_tokens: usize,
     /// Whether to report tokens with their log probabilities.
     pub reports_logprobs: bool,
+    /// Separates thoughts and calls from the text; `None` shows the reply as it is.
+    pub splitter: Option<&'r ReplySplitter>,
 }
 
 /// The text of one choice; see the head of the file.
@@ -104,9 +124,10 @@ pub struct ChoiceText {
     choice: usize,
     /// `None` after the end.
     stream: Option<TextStream<Arc<Tokenizer>>>,
+    splitter: Option<ReplySplitter>,
     stops: StopFilter,
     min_tokens: usize,
-    /// Bytes that were decoded, and bytes that were released; the difference is held back.
+    /// Bytes that were decoded, and bytes that were released or belong to markers; the difference is held back.
     num_decoded: usize,
     num_released: usize,
     /// Characters that were decoded.
@@ -114,6 +135,7 @@ pub struct ChoiceText {
     reports_logprobs: bool,
     held: VecDeque<HeldToken>,
     num_tokens: usize,
+    num_thought_tokens: usize,
     finish: Option<Finish>,
 }
 
@@ -132,6 +154,7 @@ impl ChoiceText {
         ChoiceText {
             choice,
             stream: Some(stream),
+            splitter: rules.splitter.cloned(),
             stops: StopFilter::new(rules.stop),
             min_tokens: rules.min_tokens,
             num_decoded: 0,
@@ -140,6 +163,7 @@ impl ChoiceText {
             reports_logprobs: rules.reports_logprobs,
             held: VecDeque::new(),
             num_tokens: 0,
+            num_thought_tokens: 0,
             finish: None,
         }
     }
@@ -152,6 +176,11 @@ impl ChoiceText {
     /// Tokens that were pushed before the end.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
+    }
+
+    /// Tokens of thoughts among them, markers included.
+    pub fn num_thought_tokens(&self) -> usize {
+        self.num_thought_tokens
     }
 
     /// Why the choice ended; `None` while it goes on.
@@ -177,24 +206,35 @@ impl ChoiceText {
         };
         self.num_tokens += 1;
         let at_start = stream.is_at_start();
-        let piece = stream.push(token.id);
+        let (piece, parts) = match &mut self.splitter {
+            None => {
+                let piece = stream.push(token.id);
+                let parts = Vec::from_iter((!piece.is_empty()).then(|| ReplyPart::Answer(piece.clone())));
+                (piece, parts)
+            }
+            Some(splitter) => {
+                let control = stream.tokenizer().token(token.id).filter(|token| token.kind == TokenKind::Control);
+                let (piece, is_control) = match control {
+                    Some(control) => (control.piece.into(), true),
+                    None => (stream.push(token.id), false),
+                };
+                let parts = splitter.push(&piece, is_control);
+                (piece, parts)
+            }
+        };
+        let part = self.splitter.as_ref().map_or(PartKind::Answer, ReplySplitter::part);
+        self.num_thought_tokens += usize::from(part == PartKind::Thought);
         let offset = self.num_characters;
         self.num_decoded += piece.len();
         self.num_characters += piece.chars().count();
         if self.reports_logprobs || token.trace.is_some() {
             // A token that completes no character is released with the one that does.
             let end = self.num_decoded + usize::from(piece.is_empty());
-            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs.take(), offset, at_start };
+            let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs.take(), offset, at_start, part };
             let trace = ReplyTrace::of(token).map(Box::new);
             self.held.push_back(HeldToken { end, token: reply_token, trace });
         }
-        let text = if self.num_tokens < self.min_tokens {
-            // Text is held back here only if `min_tokens` was raised in flight.
-            self.stops.release() + &piece
-        } else {
-            self.stops.push(&piece)
-        };
-        let mut delta = self.release(text);
+        let mut delta = self.release(parts);
         if let Some(found) = self.stops.found() {
             let finish = Finish::StopString(found.to_owned());
             self.finish = Some(finish.clone());
@@ -208,7 +248,11 @@ impl ChoiceText {
     /// Ends the choice. Text that was held back is released, unless it completes a stop string.
     pub fn end(&mut self, finish: Finish) -> Delta {
         let Some(mut delta) = self.release_rest() else { return Delta::new(self.choice) };
-        let finish = delta.finish.take().unwrap_or(finish);
+        let num_calls = self.splitter.as_ref().map_or(0, ReplySplitter::num_calls);
+        let finish = match delta.finish.take().unwrap_or(finish) {
+            Finish::EndToken(id) | Finish::StopToken(id) if num_calls > 0 => Finish::ToolCalls(id),
+            finish => finish,
+        };
         self.finish = Some(finish.clone());
         Delta { finish: Some(finish), ..delta }
     }
@@ -227,33 +271,71 @@ impl ChoiceText {
         let stream = self.stream.take().filter(|_| self.finish.is_none())?;
         let rest = stream.finish();
         self.num_decoded += rest.len();
-        let mut text = self.stops.push(&rest);
-        let stopped = self.stops.found().map(|found| Finish::StopString(found.to_owned()));
-        if stopped.is_none() {
-            text.push_str(&self.stops.release());
+        let parts = match &mut self.splitter {
+            None => vec![ReplyPart::Answer(rest)],
+            Some(splitter) => {
+                let mut parts = splitter.push(&rest, false);
+                parts.extend(splitter.finish());
+                parts
+            }
+        };
+        let mut delta = self.release(parts);
+        let finish = self.stops.found().map(|found| Finish::StopString(found.to_owned()));
+        if finish.is_none() {
+            delta.text.push_str(&self.stops.release());
             // All text is released, so every token is, those without text included.
-            self.num_decoded = usize::MAX;
-            self.num_released = usize::MAX - text.len();
+            self.num_released = usize::MAX;
+            self.release_tokens(&mut delta);
         }
-        let mut delta = self.release(text);
         delta.traces.extend(self.remaining_traces());
-        Some(Delta { finish: stopped, ..delta })
+        Some(Delta { finish, ..delta })
     }
 
     fn remaining_traces(&mut self) -> impl Iterator<Item = ReplyTrace> {
         self.held.drain(..).filter_map(|held| held.trace).map(|trace| *trace)
     }
 
-    /// Returns a piece with `text` and the tokens that it completes.
-    fn release(&mut self, text: String) -> Delta {
-        self.num_released += text.len();
-        let mut delta = Delta { text, ..Delta::new(self.choice) };
+    /// Returns a piece with what can be shown of `parts`, and the tokens that it completes.
+    fn release(&mut self, parts: Vec<ReplyPart>) -> Delta {
+        let mut delta = Delta::new(self.choice);
+        for part in parts {
+            if self.stops.is_stopped() {
+                break;
+            }
+            match part {
+                // Text is held back here only if `min_tokens` was raised in flight.
+                ReplyPart::Answer(text) if self.num_tokens < self.min_tokens => {
+                    delta.text.push_str(&(self.stops.release() + &text));
+                }
+                ReplyPart::Answer(text) => delta.text.push_str(&self.stops.push(&text)),
+                // A stop string does not span parts.
+                ReplyPart::Thought(text) => {
+                    delta.text.push_str(&self.stops.release());
+                    delta.thoughts.push_str(&text);
+                }
+                ReplyPart::Call(call) => {
+                    delta.text.push_str(&self.stops.release());
+                    delta.calls.push(call);
+                }
+            }
+        }
+        if self.stops.is_stopped() {
+            self.num_released += delta.text.len();
+        } else {
+            let num_held = self.stops.num_held() + self.splitter.as_ref().map_or(0, ReplySplitter::num_held);
+            self.num_released = self.num_decoded.saturating_sub(num_held);
+        }
+        self.release_tokens(&mut delta);
+        delta
+    }
+
+    /// Adds the tokens whose text is released.
+    fn release_tokens(&mut self, delta: &mut Delta) {
         while let Some(held) = self.held.pop_front_if(|held| held.end <= self.num_released) {
             if self.reports_logprobs {
                 delta.tokens.push(held.token);
             }
             delta.traces.extend(held.trace.map(|trace| *trace));
         }
-        delta
     }
 }

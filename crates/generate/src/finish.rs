@@ -17,6 +17,8 @@ pub enum Finish {
     ContextFull,
     /// The request's time limit was reached.
     Deadline,
+    /// The model called tools and waits for their results; the id of the end token, where the engine reports it.
+    ToolCalls(Option<u32>),
     /// The loop guard found that the reply repeats itself.
     Repetition(Repetition),
 }
@@ -44,6 +46,7 @@ impl Finish {
             Finish::MaxTokens => "max_tokens",
             Finish::ContextFull => "context_full",
             Finish::Deadline => "timeout",
+            Finish::ToolCalls(_) => "tool_calls",
             Finish::Repetition(_) => "repetition",
         }
     }

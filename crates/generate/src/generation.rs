@@ -10,7 +10,7 @@ use pellucid_engine::{Control, Error, Event, Request, RequestStats, SpeculationS
 
 use crate::event_channel::{EventReceiver, PromptEvent, channel};
 use crate::prompt_replies::PromptReplies;
-use crate::{Delta, Finish, LoadedModel, Summary};
+use crate::{Delta, Finish, LoadedModel, ReplySplitter, Summary};
 
 /// One or more prompts that are submitted together.
 #[derive(Debug, Clone, Default)]
@@ -34,12 +34,14 @@ pub struct PromptRequest {
     pub drops_output: bool,
     /// Whether the reply continues the prompt's text, so that a space at its beginning is text.
     pub continues_text: bool,
+    /// Separates thoughts and calls from the text; `None` shows the reply as it is.
+    pub splitter: Option<ReplySplitter>,
 }
 
 impl PromptRequest {
     /// Returns a prompt whose reply is a text of its own, as in a chat.
     pub fn chat(request: Request) -> PromptRequest {
-        PromptRequest { request, echo: None, drops_output: false, continues_text: false }
+        PromptRequest { request, echo: None, drops_output: false, continues_text: false, splitter: None }
     }
 
     /// Returns a prompt whose reply continues its text.
@@ -192,6 +194,7 @@ impl Generation {
         Summary {
             prompt_tokens: self.prompts.iter().map(|prompt| prompt.num_prompt).sum(),
             completion_tokens: self.num_output_tokens(),
+            thought_tokens: self.prompts.iter().map(PromptReplies::num_thought_tokens).sum(),
             cached_tokens: self.prompts.iter().map(|prompt| prompt.cached_tokens).sum(),
             preemptions: self.prompts.iter().filter_map(|prompt| Some(prompt.stats?.preemptions)).sum(),
             speculation,

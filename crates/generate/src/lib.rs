@@ -2,7 +2,7 @@
 //!
 //! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, [`PromptEncoder`] makes token
 //! ids of messages or text, [`Generation`] submits them and returns pieces of text, each made by [`ChoiceText`], which
-//! holds back half characters and stop strings. This crate opens no file, chooses no device, and knows neither HTTP nor
+//! separates thoughts and calls of tools by the model's own format and holds back half characters and stop strings. This crate opens no file, chooses no device, and knows neither HTTP nor
 //! terminals.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -18,6 +18,7 @@ mod grammars;
 mod model;
 mod prompt;
 mod prompt_replies;
+mod reply_format;
 mod summary;
 
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
@@ -31,4 +32,5 @@ pub use pellucid_grammar::{
     Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
 };
 pub use prompt::{ChatPrompt, PromptEncoder};
+pub use reply_format::{CallDelta, PartKind, ReplyPart, ReplySplitter, ThoughtMarkers};
 pub use summary::Summary;

@@ -13,7 +13,7 @@ use pellucid_tokenizer::{TextStream, Tokenizer};
 use crate::choice_text::TextRules;
 use crate::generation::PromptRequest;
 use crate::summary::Timing;
-use crate::{ChoiceText, Delta, Finish, ReplyToken, ReplyTrace};
+use crate::{ChoiceText, Delta, Finish, PartKind, ReplyToken, ReplyTrace};
 
 #[derive(Debug)]
 pub(crate) struct PromptReplies {
@@ -58,6 +58,7 @@ impl PromptReplies {
             stop,
             min_tokens: request.sampling.min_tokens as usize,
             reports_logprobs: request.sampling.logprobs.is_some(),
+            splitter: prompt.splitter.as_ref(),
         };
         let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
         let choices = first_choice..first_choice + num_choices;
@@ -139,6 +140,11 @@ impl PromptReplies {
         self.stats.filter(|_| self.ranks_replies).map_or(shown, |stats| stats.output_tokens.max(shown))
     }
 
+    /// Generated tokens of thoughts so far, in the choices that are returned.
+    pub(crate) fn num_thought_tokens(&self) -> usize {
+        self.choices.iter().map(ChoiceText::num_thought_tokens).sum()
+    }
+
     /// Returns the counts of drafted tokens: the engine's own when the request is done. A reply that a stop string ends
     /// does not wait for those; its counts hold what was proposed for the tokens that it has.
     pub(crate) fn speculation(&self) -> SpeculationStats {
@@ -168,7 +174,13 @@ impl PromptReplies {
             let mut offset = 0;
             for &id in &self.scored {
                 let logprobs = scores.next().flatten();
-                tokens.push(ReplyToken { id, logprobs, offset, at_start: stream.is_at_start() });
+                tokens.push(ReplyToken {
+                    id,
+                    logprobs,
+                    offset,
+                    at_start: stream.is_at_start(),
+                    part: PartKind::Answer,
+                });
                 offset += stream.push(id).chars().count();
             }
         }

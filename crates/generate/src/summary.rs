@@ -14,6 +14,8 @@ pub struct Summary {
     pub prompt_tokens: usize,
     /// Generated tokens, those of replies that `best_of` or beam search did not return included.
     pub completion_tokens: usize,
+    /// Generated tokens of thoughts, markers included, in the replies that are returned.
+    pub thought_tokens: usize,
     /// Prompt tokens that were found in the prefix cache.
     pub cached_tokens: usize,
     /// Times that a request was preempted and computed again.

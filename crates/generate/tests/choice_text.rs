@@ -11,7 +11,7 @@ use pellucid_tokenizer::{TextStream, Tokenizer};
 
 fn choice(tokenizer: &Arc<Tokenizer>, stop: &[&str], min_tokens: usize, reports_logprobs: bool) -> ChoiceText {
     let stop: Vec<String> = stop.iter().map(|stop| stop.to_string()).collect();
-    let rules = TextRules { stop: &stop, min_tokens, reports_logprobs };
+    let rules = TextRules { stop: &stop, min_tokens, reports_logprobs, splitter: None };
     ChoiceText::new(0, TextStream::new(tokenizer.clone(), true), rules)
 }
 

@@ -53,6 +53,11 @@ impl StopFilter {
         self.found.map(|which| self.stops[which].as_str())
     }
 
+    /// Bytes that are held back.
+    pub fn num_held(&self) -> usize {
+        self.held.len()
+    }
+
     /// Returns the held text, for a caller that ignores stop strings for a while (`min_tokens`).
     pub fn release(&mut self) -> String {
         std::mem::take(&mut self.held)

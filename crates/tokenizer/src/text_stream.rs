@@ -39,6 +39,11 @@ impl<T: Deref<Target = Tokenizer>> TextStream<T> {
         self.start
     }
 
+    /// Returns the tokenizer that decodes the ids.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// Returns the text that this id completes; empty while a character is incomplete.
     pub fn push(&mut self, id: u32) -> String {
         self.pending.extend_from_slice(&self.tokenizer.decode_token(id, self.skip_control, &mut self.start));

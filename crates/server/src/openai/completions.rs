@@ -140,12 +140,8 @@ impl CompletionRequest {
             request.best_of = completion.best_of.unwrap_or(request.num_choices).max(request.num_choices);
             request.constraint = constraint.clone();
             request.score_prompt = echoes && completion.logprobs.is_some();
-            prompts.push(PromptRequest {
-                request,
-                echo: echoes.then_some(text),
-                drops_output: max_tokens == 0,
-                continues_text: true,
-            });
+            let (echo, drops_output) = (echoes.then_some(text), max_tokens == 0);
+            prompts.push(PromptRequest { echo, drops_output, ..PromptRequest::text(request) });
         }
         Ok(Spec {
             dialect: Dialect::Completions,

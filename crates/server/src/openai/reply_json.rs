@@ -133,6 +133,7 @@ pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::EndToken(_) | Finish::StopToken(_) | Finish::StopString(_) => "stop",
         Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
+        Finish::ToolCalls(_) => "tool_calls",
         Finish::Repetition(_) => "repetition",
     }
 }

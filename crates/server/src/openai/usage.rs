@@ -148,10 +148,11 @@ impl Extension {
 
 fn detail(index: usize, finish: &Finish, has_grammar: bool) -> EndingDetail {
     let reason = finish.name();
-    let grammar = (has_grammar && !matches!(finish, Finish::EndToken(_))).then_some("unfinished");
+    let grammar =
+        (has_grammar && !matches!(finish, Finish::EndToken(_) | Finish::ToolCalls(_))).then_some("unfinished");
     let mut detail = EndingDetail { index, reason, grammar, token_id: None, stop: None, period: None, repeats: None };
     match finish {
-        Finish::EndToken(id) | Finish::StopToken(id) => detail.token_id = *id,
+        Finish::EndToken(id) | Finish::StopToken(id) | Finish::ToolCalls(id) => detail.token_id = *id,
         Finish::StopString(text) => detail.stop = Some(text.clone()),
         Finish::Repetition(Repetition { period, repeats }) => {
             detail.period = Some(*period);

@@ -112,7 +112,7 @@ impl Envelope {
 #[cfg(test)]
 mod tests {
     use pellucid_checkpoint::Checkpoint;
-    use pellucid_generate::Finish;
+    use pellucid_generate::{Finish, PartKind};
     use pellucid_sampling::Logprobs;
     use pellucid_testing::tiny_model;
     use pellucid_tokenizer::Tokenizer;
@@ -144,7 +144,7 @@ mod tests {
             let chosen = if i % 7 == 3 { f32::NEG_INFINITY } else { -0.1 * i as f32 };
             let top = (0..num_top).map(|rank| ((i + rank) % 256, -1.5 - rank as f32 / 3.0)).collect();
             let logprobs = (i > 0).then_some(Logprobs { chosen, top });
-            ReplyToken { id: i % 256, logprobs, offset: 2 * i as usize, at_start: i == 0 }
+            ReplyToken { id: i % 256, logprobs, offset: 2 * i as usize, at_start: i == 0, part: PartKind::Answer }
         };
         let text = "a \"text\"\n\u{1F600}é".repeat(num_tokens as usize);
         Delta { text, tokens: (0..num_tokens).map(token).collect(), ..Delta::new(choice) }

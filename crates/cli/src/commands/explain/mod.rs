@@ -317,6 +317,7 @@ fn finish_name(finish: Option<&Finish>) -> &'static str {
         Some(Finish::MaxTokens) => "max_tokens",
         Some(Finish::ContextFull) => "context",
         Some(Finish::Repetition(_)) => "repetition",
+        Some(Finish::ToolCalls(_)) => "tool_calls",
         Some(Finish::Deadline) | None => "interrupted",
     }
 }
@@ -328,6 +329,7 @@ fn finish_sentence(finish: Option<&Finish>) -> &'static str {
         Some(Finish::MaxTokens) => "The reply has --max-tokens tokens; the model would continue.",
         Some(Finish::ContextFull) => "The context is full.",
         Some(Finish::Repetition(_)) => "The reply repeated itself; --no-loop-guard lets it go on.",
+        Some(Finish::ToolCalls(_)) => "The model called a tool.",
         Some(Finish::Deadline) | None => "Stopped.",
     }
 }

@@ -26,6 +26,7 @@ fn ending(finish: Option<&Finish>) -> Ending {
         Some(Finish::MaxTokens) => ("max_tokens", "ended at --max-tokens"),
         Some(Finish::ContextFull) => ("context_full", "ended because the context is full"),
         Some(Finish::Repetition(_)) => ("repetition", "ended because it repeated itself"),
+        Some(Finish::ToolCalls(_)) => ("tool_calls", "called a tool"),
         Some(Finish::Deadline) => ("deadline", "ended at its time limit"),
         None => ("interrupted", "stopped"),
     };

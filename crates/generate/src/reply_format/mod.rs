@@ -1,0 +1,12 @@
+//! The parts of a chat reply: thoughts, the answer, and calls of tools, as the model's own format separates them.
+//!
+//! A format is known by its markers, which are texts such as `</think>`. They are found in the decoded text, that of
+//! control tokens included, so it makes no difference with which tokens a model spells them.
+
+mod parts;
+mod splitter;
+mod thoughts;
+
+pub use parts::{CallDelta, PartKind, ReplyPart};
+pub use splitter::ReplySplitter;
+pub use thoughts::ThoughtMarkers;
