@@ -2,8 +2,8 @@
 //!
 //! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, [`PromptEncoder`] makes token
 //! ids of messages or text, [`Generation`] submits them and returns pieces of text, each made by [`ChoiceText`], which
-//! separates thoughts and calls of tools by the model's own format and holds back half characters and stop strings. This crate opens no file, chooses no device, and knows neither HTTP nor
-//! terminals.
+//! separates thoughts and calls of tools by the model's own format and holds back half characters and stop strings.
+//! This crate opens no file, chooses no device, and knows neither HTTP nor terminals.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]

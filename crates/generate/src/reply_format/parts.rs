@@ -1,12 +1,12 @@
-//! What a reply consists of.
+//! Parts of a reply: their kinds and their pieces.
 
 /// The kind of a part of a reply.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PartKind {
-    /// What the model says to the user.
+    /// Text for the user.
     #[default]
     Answer,
-    /// What the model writes for itself before it answers.
+    /// Text that the model writes for itself before it answers.
     Thought,
     /// A call of a tool.
     Call,
