@@ -8,8 +8,23 @@ use pellucid_sampling::{Error, TokenMatcher};
 pub(crate) struct GrammarMatcher {
     pub(crate) inner: Matcher,
     pub(crate) env: TokEnv,
+    /// Number of tokens that were accepted, end tokens aside.
+    num_tokens: usize,
     /// Number of end tokens that were accepted; nothing follows the first.
     num_ends: usize,
+    /// Runs of forced tokens, by ascending position. All are kept, so that a rollback finds them again.
+    runs: Vec<ForcedRun>,
+    /// Number of tokens at which no run was found, as last searched.
+    no_run_at: Option<usize>,
+}
+
+/// Text that the grammar forces, as tokens. The parser splits it into tokens as a whole: behind its first token, it
+/// might split the rest in another way, and would tokenize it again for each token.
+#[derive(Debug)]
+struct ForcedRun {
+    /// Number of tokens before it.
+    start: usize,
+    tokens: Vec<u32>,
 }
 
 impl std::fmt::Debug for GrammarMatcher {
@@ -20,7 +35,26 @@ impl std::fmt::Debug for GrammarMatcher {
 
 impl GrammarMatcher {
     pub(crate) fn new(inner: Matcher, env: TokEnv) -> GrammarMatcher {
-        GrammarMatcher { inner, env, num_ends: 0 }
+        GrammarMatcher { inner, env, num_tokens: 0, num_ends: 0, runs: Vec::new(), no_run_at: None }
+    }
+
+    /// Returns the tokens that are left of the last run of forced tokens.
+    fn run_left(&self) -> &[u32] {
+        let last = self.runs.last().filter(|_| !self.is_complete());
+        last.and_then(|run| run.tokens.get(self.num_tokens - run.start..)).unwrap_or_default()
+    }
+
+    /// Finds the tokens that are forced from here on, unless they are known.
+    fn find_run(&mut self) {
+        if self.is_complete() || !self.run_left().is_empty() || self.no_run_at == Some(self.num_tokens) {
+            return;
+        }
+        let tokens = self.inner.compute_ff_tokens();
+        if tokens.is_empty() {
+            self.no_run_at = Some(self.num_tokens);
+        } else {
+            self.runs.push(ForcedRun { start: self.num_tokens, tokens });
+        }
     }
 
     fn is_end(&self, token: u32) -> bool {
@@ -43,6 +77,10 @@ impl TokenMatcher for GrammarMatcher {
             }
             return Ok(());
         }
+        if let Some(&token) = self.forced().first() {
+            words[token as usize / 32] |= 1 << (token % 32);
+            return Ok(());
+        }
         let mask = self.inner.compute_mask().map_err(|error| self.error(error))?;
         // The parser's mask has a few more bits than there are tokens; none of them is set.
         let num_words = words.len().min(mask.as_slice().len());
@@ -55,13 +93,24 @@ impl TokenMatcher for GrammarMatcher {
             self.num_ends += 1;
             return Ok(());
         }
-        self.inner.consume_token(token).map_err(|error| self.error(error))
+        if self.run_left().first().is_some_and(|&forced| forced != token) {
+            // The caller did not follow the mask. The run does not hold behind another token.
+            self.runs.pop();
+        }
+        self.inner.consume_token(token).map_err(|error| self.error(error))?;
+        self.num_tokens += 1;
+        Ok(())
     }
 
     fn rollback(&mut self, num_tokens: usize) -> Result<(), Error> {
         let num_ends = self.num_ends.min(num_tokens);
         self.num_ends -= num_ends;
-        self.inner.rollback(num_tokens - num_ends).map_err(|error| self.error(error))
+        self.inner.rollback(num_tokens - num_ends).map_err(|error| self.error(error))?;
+        self.num_tokens -= num_tokens - num_ends;
+        let num_kept = self.runs.partition_point(|run| run.start <= self.num_tokens);
+        self.runs.truncate(num_kept);
+        self.no_run_at = None;
+        Ok(())
     }
 
     fn may_end(&mut self) -> bool {
@@ -72,8 +121,9 @@ impl TokenMatcher for GrammarMatcher {
         self.num_ends > 0 || (self.inner.is_stopped() && !self.inner.is_error())
     }
 
-    fn forced(&mut self) -> Vec<u32> {
-        if self.is_complete() { Vec::new() } else { self.inner.compute_ff_tokens() }
+    fn forced(&mut self) -> &[u32] {
+        self.find_run();
+        self.run_left()
     }
 
     fn expected(&mut self) -> String {

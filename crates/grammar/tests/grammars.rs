@@ -164,13 +164,16 @@ fn forced_tokens_are_what_the_masks_allow() {
     let mut matcher = grammar.matcher();
     matcher.accept(TOKENIZER.encode_within("{")[0]).unwrap();
     matcher.accept(TOKENIZER.encode_within("\"")[0]).unwrap();
-    let forced = matcher.forced();
-    assert!(text(&forced).starts_with("temperatur"), "{:?}", text(&forced));
     assert!(matcher.expected().starts_with("expected \"temperature\\\""), "{}", matcher.expected());
-    for token in forced {
-        assert!(mask(&mut *matcher).contains(&token));
+    let forced = matcher.forced().to_vec();
+    for (i, &token) in forced.iter().enumerate() {
+        assert_eq!(matcher.forced(), &forced[i..]);
+        assert_eq!(mask(&mut *matcher), [token]);
         matcher.accept(token).unwrap();
     }
+    matcher.rollback(forced.len() - 1).unwrap();
+    assert_eq!(matcher.forced(), &forced[1..]);
+    assert!(text(&forced).starts_with("temperatur"), "{:?}", text(&forced));
 }
 
 #[test]

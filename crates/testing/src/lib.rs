@@ -3,6 +3,7 @@
 
 #![forbid(unsafe_code)]
 
+mod automaton;
 mod cpu;
 pub mod cpu_products;
 mod fake_model;
@@ -10,6 +11,7 @@ mod invariance_cases;
 mod tiny_model;
 mod virtual_clock;
 
+pub use automaton::{Automaton, AutomatonState};
 pub use cpu::{cpu, exact_isa};
 pub use fake_model::{FakeModel, FakeSlots};
 pub use invariance_cases::{InvarianceCase, invariance_cases};

@@ -97,7 +97,7 @@ impl Engine {
         let needs_row =
             request.trace || group.search.is_some() || request.score_prompt || sequence.look_ahead.needs_row();
         // A digest says nothing about the tokens that a grammar allows.
-        let needs_row = needs_row || sequence.grammar.is_some();
+        let needs_row = needs_row || sequence.is_masked();
         if !self.model.supports_digests() || !samples_all || needs_row {
             return Vec::new();
         }

@@ -24,19 +24,33 @@ impl SequenceGrammar {
         Ok(Some(SequenceGrammar { matcher: constraint.matcher(), mask, is_ready: false }))
     }
 
+    /// Whether every token may come next, so that no mask is needed.
+    pub(crate) fn allows_all(&self) -> bool {
+        self.matcher.allows_all()
+    }
+
     /// Computes the mask of the next token before it is needed, while the device computes. An error comes up again when
     /// the mask is used.
     pub(crate) fn prepare(&mut self) {
-        let _ = self.mask();
+        if !self.allows_all() {
+            let _ = self.mask(false);
+        }
     }
 
-    /// Returns the mask of the next token.
-    pub(crate) fn mask(&mut self) -> Result<&[u32], Error> {
+    /// Returns the mask of the next token; `None` if every token is allowed. A traced token always gets a mask, so that
+    /// its trace has the step.
+    pub(crate) fn mask(&mut self, is_traced: bool) -> Result<Option<&[u32]>, Error> {
+        if self.allows_all() {
+            if is_traced {
+                self.mask.fill(u32::MAX);
+            }
+            return Ok(is_traced.then_some(&*self.mask));
+        }
         if !self.is_ready {
             self.matcher.mask(&mut self.mask)?;
             self.is_ready = true;
         }
-        Ok(&self.mask)
+        Ok(Some(&self.mask))
     }
 
     /// Moves past a token of the reply. Returns whether the reply must end, because nothing can follow.

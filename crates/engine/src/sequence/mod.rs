@@ -80,6 +80,11 @@ impl Sequence {
         self.tokens.len() - self.num_computed
     }
 
+    /// Whether a grammar excludes tokens from the next position.
+    pub(crate) fn is_masked(&self) -> bool {
+        self.grammar.as_ref().is_some_and(|grammar| !grammar.allows_all())
+    }
+
     pub(crate) fn is_running(&self) -> bool {
         self.finish.is_none() && self.table.is_some()
     }

@@ -15,6 +15,12 @@ pub trait TokenConstraint: Debug + Send + Sync {
 
 /// The position of one sequence within its constraint.
 pub trait TokenMatcher: Debug + Send {
+    /// Whether every token may come next, end tokens included, as in free text before a tool call. No mask is computed
+    /// then. Must be cheap: the engine calls it several times for each token.
+    fn allows_all(&self) -> bool {
+        false
+    }
+
     /// Writes which tokens may come next: token t is bit t % 32 of word t / 32, and 1 allows it. End tokens are allowed
     /// only where the reply may end.
     fn mask(&mut self, words: &mut [u32]) -> Result<(), Error>;
@@ -31,8 +37,12 @@ pub trait TokenMatcher: Debug + Send {
     /// Whether the reply must end here, because no token can follow.
     fn is_complete(&self) -> bool;
 
-    /// Returns the tokens that must come next, as far as there is no choice; usually none.
-    fn forced(&mut self) -> Vec<u32>;
+    /// Returns tokens that must come next, one after the other: at each of their positions, the mask allows only that
+    /// token. None of them is an end token. Must be cheap where there are none, because the engine calls it for each
+    /// token; an empty list is always right, and so is a part of the run.
+    fn forced(&mut self) -> &[u32] {
+        &[]
+    }
 
     /// Describes in words what may come next, for traces.
     fn expected(&mut self) -> String;

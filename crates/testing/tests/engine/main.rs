@@ -2,6 +2,7 @@
 //! tenants.
 
 mod batch_invariance;
+mod constraints;
 mod draft_model;
 mod failures;
 mod look_ahead;

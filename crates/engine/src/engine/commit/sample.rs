@@ -214,10 +214,12 @@ fn fork_choices(group: &mut SequenceGroup, cache: &mut KvCache, vocab_size: usiz
     Ok(())
 }
 
-/// Samples from the digest of a row of logits; `None` if the digest does not determine the token.
+/// Samples from the digest of a row of logits; `None` if the digest does not determine the token, as where a grammar
+/// excludes tokens.
 fn sample_digest(sequence: &Sequence, digest: &RowDigest, workspace: &mut Workspace) -> Result<Option<Choice>, Error> {
     let position = sequence.tokens.len() as u32;
-    let Some(query) = sequence.sampler.query(position).filter(|_| digest.is_plain) else { return Ok(None) };
+    let is_enough = digest.is_plain && !sequence.is_masked();
+    let Some(query) = sequence.sampler.query(position).filter(|_| is_enough) else { return Ok(None) };
     let RowDigest { ref top, has_all, totals, ref finalists, .. } = *digest;
     let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
     Ok(sequence.sampler.sample_digest(&digest, position, workspace)?)
@@ -231,7 +233,7 @@ fn sample_row(
     workspace: &mut Workspace,
 ) -> Result<(Choice, Option<Box<TokenTrace>>), Error> {
     let Sequence { sampler, history, state, tokens, grammar, .. } = sequence;
-    let mask = grammar.as_mut().map(SequenceGrammar::mask).transpose()?;
+    let mask = grammar.as_mut().map(|grammar| grammar.mask(trace)).transpose()?.flatten();
     let input = Input { logits, history, position: tokens.len() as u32, mask };
     if trace {
         let (choice, mut trace) = sampler.trace(&input, state, workspace)?;
