@@ -32,5 +32,8 @@ pub use pellucid_grammar::{
     Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
 };
 pub use prompt::{ChatPrompt, PromptEncoder};
-pub use reply_format::{CallDelta, PartKind, ReplyPart, ReplySplitter, ThoughtMarkers};
+pub use reply_format::{
+    CallDelta, MAX_TOOL_NAME, MAX_TOOLS, PartKind, ReplyPart, ReplySplitter, ThoughtMarkers, Tool, ToolChoice,
+    ToolError, ToolRules,
+};
 pub use summary::Summary;

@@ -6,7 +6,9 @@
 mod parts;
 mod splitter;
 mod thoughts;
+mod tools;
 
 pub use parts::{CallDelta, PartKind, ReplyPart};
 pub use splitter::ReplySplitter;
 pub use thoughts::ThoughtMarkers;
+pub use tools::{MAX_TOOL_NAME, MAX_TOOLS, Tool, ToolChoice, ToolError, ToolRules};
