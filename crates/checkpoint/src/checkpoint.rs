@@ -29,6 +29,7 @@ pub struct Checkpoint {
 
 /// The source of hyperparameters and tokenizer.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one exists for each model")]
 pub enum Source {
     Gguf(Metadata),
     HuggingFace(HuggingFace),

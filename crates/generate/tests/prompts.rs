@@ -26,6 +26,7 @@ fn tokenizer_without_stripping() -> Tokenizer {
         tokenizer: Some(json.to_string()),
         tokenizer_config: None,
         chat_template: None,
+        ..HuggingFace::default()
     };
     Tokenizer::from_hugging_face(&folder).unwrap()
 }

@@ -21,6 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             tokenizer: Some(std::fs::read_to_string(model)?),
             tokenizer_config: None,
             chat_template: None,
+            ..HuggingFace::default()
         })?
     } else {
         Tokenizer::from_checkpoint(&Checkpoint::open(Path::new(model))?)?

@@ -44,6 +44,8 @@ pub(crate) enum Spelling {
     ByteLevel,
     /// UTF-8, with U+2581 for a space.
     Metaspace,
+    /// UTF-8, with `##` before a piece that continues a word. All others follow a space.
+    WordPiece,
 }
 
 /// Maximum size of a vocabulary. The largest in use has 262,144 tokens; tables of this size still fit in memory.
@@ -51,6 +53,8 @@ pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 const EMPTY_SLOT: u32 = u32::MAX;
 pub(crate) const METASPACE: char = '\u{2581}';
+/// Mark of a WordPiece token that continues a word.
+pub(crate) const CONTINUATION: &str = "##";
 
 pub(crate) struct Vocabulary {
     /// All pieces, concatenated; piece `id` ends at `ends[id]`.
@@ -196,6 +200,10 @@ impl Vocabulary {
             {
                 Cow::Owned(piece.replace(METASPACE, " ").into_bytes())
             }
+            (_, Spelling::WordPiece) => match piece.strip_prefix(CONTINUATION) {
+                Some(rest) if !rest.is_empty() => Cow::Borrowed(rest.as_bytes()),
+                _ => Cow::Owned(format!(" {piece}").into_bytes()),
+            },
             _ => Cow::Borrowed(piece.as_bytes()),
         }
     }

@@ -32,7 +32,10 @@ fn check(vocabulary: &Path) -> Result<usize, Error> {
             pieces(&ids),
             pieces(&expected)
         );
-        assert_eq!(tokenizer.decode(&ids, false), *text, "{}: decoded text", vocabulary.display());
+        // WordPiece loses white space and case.
+        if !vocabulary.to_string_lossy().contains("bert") {
+            assert_eq!(tokenizer.decode(&ids, false), *text, "{}: decoded text", vocabulary.display());
+        }
     }
     Ok(texts.len())
 }
@@ -49,8 +52,6 @@ fn ids_of_the_reference_tokenizers() {
                 println!("{}: {texts} texts", file.display());
                 checked += 1;
             }
-            // No decoder model uses this kind of tokenizer.
-            Err(Error::UnsupportedModel { found, .. }) if found == "bert" => println!("{}: {found}", file.display()),
             Err(error) => panic!("{}: {error}", file.display()),
         }
     }

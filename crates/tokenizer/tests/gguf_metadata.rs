@@ -155,6 +155,31 @@ fn byte_level_merges_and_names() {
     assert_eq!(load(&llama).unwrap().prefix(), [6], "Llama 3 does");
 }
 
+/// A WordPiece vocabulary as converters write it: U+2581 before tokens that begin a word.
+fn word_piece() -> Vec<(&'static str, Field)> {
+    let tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "aff", "able", "▁,", "▁e", "▁中"];
+    vec![
+        ("tokenizer.ggml.model", Field::Text("bert")),
+        ("tokenizer.ggml.tokens", texts(&tokens)),
+        ("tokenizer.ggml.token_type", Field::Numbers(vec![3, 3, 3, 3, 1, 1, 1, 1, 1, 1])),
+        ("tokenizer.ggml.unknown_token_id", Field::Number(1)),
+        ("tokenizer.ggml.cls_token_id", Field::Number(2)),
+        ("tokenizer.ggml.seperator_token_id", Field::Number(3)),
+    ]
+}
+
+#[test]
+fn word_piece_divides_words_and_surrounds_texts() {
+    let tokenizer = load(&word_piece()).unwrap();
+    assert_eq!((tokenizer.prefix(), tokenizer.suffix()), (&[2][..], &[3][..]));
+    assert_eq!(tokenizer.encode("Unaffable, É中 aff"), [4, 5, 6, 7, 8, 9, 1], "lower case, no accents");
+    assert_eq!(tokenizer.encode("[CLS]"), [1, 1, 1], "text becomes no control token");
+    assert_eq!(tokenizer.decode(&[4, 5, 6, 7], true), "unaffable ,");
+    let mut cased = word_piece();
+    cased[1].1 = texts(&["[PAD]", "[UNK]", "[CLS]", "[SEP]", "▁un", "aff", "able", "▁,", "▁E", "▁中"]);
+    assert_eq!(load(&cased).unwrap().encode("un Un É E"), [4, 1, 1, 8], "a cased vocabulary keeps the case");
+}
+
 #[test]
 fn bad_files_are_errors_that_name_the_key() {
     let spm = sentencepiece();
@@ -162,9 +187,11 @@ fn bad_files_are_errors_that_name_the_key() {
     let cases: Vec<(Vec<(&str, Field)>, &str)> = vec![
         (with(&spm, "tokenizer.ggml.model", None), "tokenizer.ggml.model"),
         (
-            with(&spm, "tokenizer.ggml.model", Some(Field::Text("bert"))),
-            "\"bert\" is not supported; supported are gpt2, llama",
+            with(&spm, "tokenizer.ggml.model", Some(Field::Text("rwkv"))),
+            "\"rwkv\" is not supported; supported are gpt2, llama",
         ),
+        (with(&spm, "tokenizer.ggml.model", Some(Field::Text("bert"))), "no unknown token"),
+        (with(&word_piece(), "tokenizer.ggml.cls_token_id", Some(Field::Number(99))), "tokenizer.ggml.cls_token_id"),
         (with(&spm, "tokenizer.ggml.tokens", None), "tokenizer.ggml.tokens"),
         (with(&with(&spm, "tokenizer.ggml.token_type", None), "tokenizer.ggml.tokens", Some(texts(&[]))), "tokens"),
         (with(&spm, "tokenizer.ggml.scores", None), "tokenizer.ggml.scores"),

@@ -181,6 +181,7 @@ fn as_folder(metadata: &Metadata, parts: Value) -> HuggingFace {
         tokenizer: Some(root.to_string()),
         tokenizer_config: Some(named),
         chat_template: None,
+        ..HuggingFace::default()
     }
 }
 

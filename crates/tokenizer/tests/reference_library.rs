@@ -5,7 +5,9 @@ mod common;
 use pellucid_tokenizer::Tokenizer;
 use proptest::prelude::*;
 
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 15] = [
+    "bert",
+    "bert-cased",
     "deepseek-v3",
     "falcon",
     "foreign",
@@ -27,7 +29,7 @@ fn text() -> impl Strategy<Value = String> {
         4 => "[a-zA-Z]{1,6}",
         2 => "[0-9]{1,5}",
         2 => "[!-/:-@\\[-`{-~]{1,3}",
-        2 => "(the |house|Hello|, world|'s|'LL|\n\n|<s>|</s>|<\\|im_end\\|>|<MASK>|<mask>|<think>)",
+        2 => "(the |house|Hello|, world|'s|'LL|\n\n|<s>|</s>|<\\|im_end\\|>|<MASK>|<mask>|<think>|\\[CLS\\]|\\[sep\\]|the river runs|äpfel)",
         2 => "[éÉßİe\u{301}\u{323}가\u{1100}\u{1161}中文あアﾊﾟＡ１½Ⅷﬁ]{1,4}",
         1 => "[\u{a0}\u{85}\u{200b}\u{200d}\u{3000}\u{feff}\u{fffd}▁\u{0}\u{7f}]{1,2}",
         1 => any::<char>().prop_map(String::from),

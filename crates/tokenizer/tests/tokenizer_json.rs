@@ -6,7 +6,9 @@ mod common;
 use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};
 
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 15] = [
+    "bert",
+    "bert-cased",
     "gpt2",
     "gpt2-prefix-space",
     "smollm",
@@ -134,12 +136,12 @@ fn texts_of_the_reference_library() {
 #[test]
 fn errors_name_the_invalid_part_of_the_file() {
     type Edit = fn(&mut Value);
-    let cases: [(&str, Edit, &str); 31] = [
+    let cases: [(&str, Edit, &str); 34] = [
         ("gpt2", |t| *t = json!("text"), "model"),
         (
             "gpt2",
-            |t| t["model"] = json!({ "type": "WordPiece" }),
-            "\"WordPiece\" is not supported; supported are BPE, Unigram",
+            |t| t["model"] = json!({ "type": "WordLevel" }),
+            "\"WordLevel\" is not supported; supported are BPE, Unigram, WordPiece",
         ),
         ("gpt2", |t| t["model"]["vocab"] = json!([]), "model.vocab"),
         ("gpt2", |t| t["model"]["vocab"]["a"] = json!(-1), "model.vocab[\"a\"]"),
@@ -228,6 +230,9 @@ fn errors_name_the_invalid_part_of_the_file() {
             },
             "steps that lengthen a text",
         ),
+        ("bert", |t| t["model"]["unk_token"] = json!("none"), "model.unk_token"),
+        ("bert", |t| t["model"]["continuing_subword_prefix"] = json!("_"), "model.continuing_subword_prefix"),
+        ("bert", |t| t["model"]["max_input_chars_per_word"] = json!(0), "model.max_input_chars_per_word"),
     ];
     for (family, edit, expected) in cases {
         let mut folder = common::fixture(family);

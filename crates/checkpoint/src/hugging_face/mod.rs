@@ -26,7 +26,7 @@ const MAX_INDEX_BYTES: u64 = 256 << 20;
 const MAX_TEMPLATE_BYTES: u64 = 4 << 20;
 
 /// The JSON and text files of a model folder.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct HuggingFace {
     pub config: Value,
     pub generation_config: Option<Value>,
@@ -35,6 +35,10 @@ pub struct HuggingFace {
     pub tokenizer_config: Option<Value>,
     /// The text of `chat_template.jinja`, or else the (default) template of `tokenizer_config.json`.
     pub chat_template: Option<String>,
+    /// `1_Pooling/config.json` of sentence-transformers: how the rows of a text become one vector.
+    pub pooling_config: Option<Value>,
+    /// `sentence_bert_config.json` of sentence-transformers: the maximum length of a text.
+    pub sentence_config: Option<Value>,
 }
 
 impl HuggingFace {
@@ -126,6 +130,8 @@ fn read_description(folder: &Path, reader: &FileReader<'_>) -> Result<HuggingFac
         tokenizer: json::read_text(&folder.join("tokenizer.json"), MAX_TOKENIZER_BYTES, reader)?,
         tokenizer_config,
         chat_template,
+        pooling_config: json::read_optional(&folder.join("1_Pooling/config.json"), MAX_CONFIG_BYTES, reader)?,
+        sentence_config: json::read_optional(&folder.join("sentence_bert_config.json"), MAX_CONFIG_BYTES, reader)?,
     })
 }
 

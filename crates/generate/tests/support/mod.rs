@@ -32,6 +32,7 @@ pub fn tokenizer_of(name: &str) -> Arc<Tokenizer> {
         tokenizer: Some(std::fs::read_to_string(path).unwrap()),
         tokenizer_config: None,
         chat_template: None,
+        ..HuggingFace::default()
     };
     Arc::new(Tokenizer::from_hugging_face(&folder).unwrap())
 }

@@ -1,4 +1,4 @@
-//! From text to ids, in the order that a text takes: normalizer, pre-tokenizer, and one of three encoding algorithms.
+//! From text to ids, in the order that a text takes: normalizer, pre-tokenizer, and one of four encoding algorithms.
 
 pub(crate) mod bpe;
 pub(crate) mod joinable_pairs;
@@ -10,3 +10,4 @@ pub(crate) mod pretokenize;
 pub(crate) mod reference_classes;
 pub(crate) mod sentencepiece;
 pub(crate) mod unigram;
+pub(crate) mod wordpiece;

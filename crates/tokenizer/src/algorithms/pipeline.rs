@@ -9,6 +9,7 @@ use crate::algorithms::joinable_pairs::JoinablePairs;
 use crate::algorithms::pretokenize::{Prepend, Stage, Step, run_steps, split_all};
 use crate::algorithms::sentencepiece::SentencePieceBpe;
 use crate::algorithms::unigram::Unigram;
+use crate::algorithms::wordpiece::WordPiece;
 use crate::vocabulary::{METASPACE, Vocabulary, byte_of_char, char_of_byte};
 
 /// The treatment of spaces before the text is split.
@@ -43,6 +44,7 @@ pub(crate) enum Model {
     Bpe(Bpe),
     SentencePieceBpe(SentencePieceBpe),
     Unigram(Unigram),
+    WordPiece(WordPiece),
 }
 
 pub(crate) struct Pipeline {
@@ -87,6 +89,7 @@ impl<'t> PieceEncoder<'_, 't> {
             Model::Bpe(bpe) => bpe.encode(self.vocabulary, piece, &mut self.scratch, self.ids),
             Model::SentencePieceBpe(spm) => spm.encode(self.vocabulary, piece, &mut self.scratch, self.ids),
             Model::Unigram(unigram) => unigram.encode(self.vocabulary, piece, self.ids),
+            Model::WordPiece(words) => words.encode(self.vocabulary, piece, self.ids),
         }
     }
 
@@ -182,6 +185,8 @@ impl Pipeline {
             Model::Bpe(bpe) => bpe.covers_all_text(),
             Model::SentencePieceBpe(spm) => spm.covers_all_text(),
             Model::Unigram(unigram) => unigram.covers_all_text(),
+            // A whole word may share one unknown token.
+            Model::WordPiece(_) => false,
         };
         covers_all_text && matches!(self.pre_tokenizer, PreTokenizer::Ours { .. })
     }

@@ -10,13 +10,15 @@ use crate::algorithms::bpe::{Bpe, BpeOptions};
 use crate::algorithms::joinable_pairs::JoinablePairs;
 use crate::algorithms::normalize::{Normalizer, Rewrite};
 use crate::algorithms::pipeline::{Model, Pipeline, PreTokenizer, SpaceRule};
-use crate::algorithms::pretokenize::{self, Named};
+use crate::algorithms::pretokenize::{self, Named, bert_steps};
+use crate::algorithms::reference_classes::nonspacing_marks;
 use crate::algorithms::sentencepiece::SentencePieceBpe;
+use crate::algorithms::wordpiece::{MAX_WORD_CHARS, WordPiece};
 use crate::error::Error;
 use crate::tokenizer::{END_NAMES, LeadingSpace, NamedIds, Tokenizer};
-use crate::vocabulary::{Spelling, TokenKind, Vocabulary};
+use crate::vocabulary::{METASPACE, Spelling, TokenKind, Vocabulary};
 
-const MODELS: &[&str] = &["gpt2", "llama", "gemma4"];
+const MODELS: &[&str] = &["gpt2", "llama", "gemma4", "bert"];
 
 pub(crate) const MODEL: &str = "tokenizer.ggml.model";
 pub(crate) const PRE: &str = "tokenizer.ggml.pre";
@@ -27,6 +29,10 @@ pub(crate) const MERGES: &str = "tokenizer.ggml.merges";
 pub(crate) const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 pub(crate) const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
 pub(crate) const SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
+/// Begins a text for an encoder.
+const CLS: &str = "tokenizer.ggml.cls_token_id";
+/// Ends a text for an encoder; the format's own spelling.
+const SEPARATOR: &str = "tokenizer.ggml.seperator_token_id";
 pub(crate) const CHAT_TEMPLATE: &str = "tokenizer.chat_template";
 
 pub(crate) fn load(metadata: &Metadata) -> Result<Tokenizer, Error> {
@@ -38,6 +44,7 @@ pub(crate) fn load(metadata: &Metadata) -> Result<Tokenizer, Error> {
         "gpt2" => load_byte_level(metadata),
         "llama" => load_sentencepiece(metadata),
         "gemma4" => load_gemma4(metadata),
+        "bert" => load_word_piece(metadata),
         found => Err(Error::UnsupportedModel { found: found.to_owned(), supported: MODELS }),
     }
 }
@@ -104,6 +111,58 @@ fn load_gemma4(metadata: &Metadata) -> Result<Tokenizer, Error> {
     assemble(metadata, vocabulary, pipeline, rewrites, named, true, LeadingSpace::Keep)
 }
 
+/// Loads WordPiece. U+2581 is before a token that begins a word, and nothing before one that continues it.
+///
+/// The file does not say whether text is lower-cased, as `do_lower_case` of the original tokenizer does: it is if no
+/// ordinary token has a capital letter, because such a vocabulary could not spell one. Accents are removed then too.
+fn load_word_piece(metadata: &Metadata) -> Result<Tokenizer, Error> {
+    let vocabulary = load_vocabulary(metadata, Spelling::Metaspace)?;
+    let with_piece = |piece: &str| vocabulary.id_of(piece);
+    let usual = NamedIds {
+        bos: with_piece("[CLS]"),
+        eos: with_piece("[SEP]"),
+        unknown: with_piece("[UNK]"),
+        padding: with_piece("[PAD]"),
+        ..NamedIds::default()
+    };
+    let named = load_named_ids(metadata, &vocabulary, usual)?;
+    let named = NamedIds {
+        bos: optional_id(metadata, &vocabulary, CLS)?.or(named.bos),
+        eos: optional_id(metadata, &vocabulary, SEPARATOR)?.or(named.eos),
+        ..named
+    };
+    let unknown = named.unknown.ok_or(Error::Missing("its WordPiece vocabulary has no unknown token"))?;
+    // Some capital letters, such as the sign of the real numbers, have no lower case.
+    let is_capital = |c: char| !c.to_lowercase().eq([c]);
+    let is_cased =
+        |id: &u32| vocabulary.kind(*id) == TokenKind::Normal && vocabulary.piece(*id).chars().any(is_capital);
+    let mut rewrites = vec![Rewrite::CleanText, Rewrite::SpaceChinese];
+    // Tokens in brackets are special in the original, whatever kind the file gives them.
+    let ordinary = (0..vocabulary.len() as u32).filter(|&id| !vocabulary.piece(id).contains('['));
+    if !ordinary.into_iter().any(|id| is_cased(&id)) {
+        rewrites.extend([Rewrite::Nfd, Rewrite::Remove(nonspacing_marks()), Rewrite::Lowercase]);
+    }
+    let mark = METASPACE.to_string();
+    let pipeline = Pipeline {
+        pre_tokenizer: PreTokenizer::General { steps: bert_steps(), spelled: false },
+        model: Model::WordPiece(WordPiece::new(&vocabulary, [&mark, ""], unknown, MAX_WORD_CHARS)),
+        joinable_pairs: None,
+    };
+    let mut tokenizer = assemble(metadata, vocabulary, pipeline, rewrites, named, true, LeadingSpace::StripOne)?;
+    // The separator belongs to every text; `add_eos_token` concerns the end token of other models.
+    tokenizer.suffix = tokenizer.named.eos.into_iter().collect();
+    Ok(tokenizer)
+}
+
+fn optional_id(metadata: &Metadata, vocabulary: &Vocabulary, key: &str) -> Result<Option<u32>, Error> {
+    match metadata.opt_u32(key)? {
+        Some(id) if id as usize >= vocabulary.len() => {
+            Err(Error::invalid(key, format!("an id below {}", vocabulary.len()), id))
+        }
+        id => Ok(id),
+    }
+}
+
 fn load_vocabulary(metadata: &Metadata, spelling: Spelling) -> Result<Vocabulary, Error> {
     let tokens = metadata.strings(TOKENS)?;
     let types = metadata.opt_i32s(TYPES)?;
@@ -144,14 +203,8 @@ fn load_bpe(metadata: &Metadata, vocabulary: &Vocabulary, options: BpeOptions) -
 
 fn load_named_ids(metadata: &Metadata, vocabulary: &Vocabulary, usual: NamedIds) -> Result<NamedIds, Error> {
     let id = |name: &str, usual: Option<u32>| -> Result<Option<u32>, Error> {
-        let key = format!("tokenizer.ggml.{name}_token_id");
-        match metadata.opt_u32(&key)? {
-            Some(id) if id as usize >= vocabulary.len() => {
-                Err(Error::invalid(key, format!("an id below {}", vocabulary.len()), id))
-            }
-            Some(id) => Ok(Some(id)),
-            None => Ok(usual.filter(|&id| (id as usize) < vocabulary.len())),
-        }
+        let stated = optional_id(metadata, vocabulary, &format!("tokenizer.ggml.{name}_token_id"))?;
+        Ok(stated.or(usual.filter(|&id| (id as usize) < vocabulary.len())))
     };
     Ok(NamedIds {
         bos: id("bos", usual.bos)?,

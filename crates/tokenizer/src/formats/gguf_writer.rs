@@ -28,6 +28,7 @@ pub fn write_gguf(folder: &HuggingFace, vocab_size: usize, metadata: &mut Metada
         Model::Bpe(bpe) if bpe.is_byte_level() => writer.byte_level(bpe, &merges)?,
         Model::Bpe(bpe) => writer.sentencepiece(bpe, &merges)?,
         Model::SentencePieceBpe(_) | Model::Unigram(_) => return Err(Error::NoGgufForm("it is a Unigram model")),
+        Model::WordPiece(_) => return Err(Error::NoGgufForm("it is a WordPiece model")),
     }
     writer.tokens();
     writer.named_ids();

@@ -29,5 +29,6 @@ pub(crate) fn fixture(name: &str) -> pellucid_checkpoint::HuggingFace {
         tokenizer: Some(std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap()),
         tokenizer_config: None,
         chat_template: None,
+        ..pellucid_checkpoint::HuggingFace::default()
     }
 }

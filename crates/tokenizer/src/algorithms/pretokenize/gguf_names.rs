@@ -52,6 +52,7 @@ const NAMES: &[(&str, Recipe)] = &[
     ("jais", Recipe::Gpt2),
     ("trillion", Recipe::Gpt2),
     ("exaone4", Recipe::Gpt2),
+    ("modern-bert", Recipe::Gpt2),
     ("smollm", Recipe::DigitsGpt2),
     ("starcoder", Recipe::DigitsGpt2),
     ("refact", Recipe::DigitsGpt2),
@@ -88,7 +89,7 @@ pub(super) fn known_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// The names whose reference tokenizer normalizes to NFC; GGUF files have no key for it.
-const NFC_NAMES: &[&str] = &["qwen2", "command-r", "mpt", "olmo"];
+const NFC_NAMES: &[&str] = &["qwen2", "command-r", "mpt", "olmo", "modern-bert"];
 
 /// Returns the pre-tokenizer of a `tokenizer.ggml.pre` name. An unknown name is an error that lists the known ones,
 /// because a wrong pre-tokenizer gives plausible ids and silently worse replies.

@@ -11,7 +11,7 @@ mod steps;
 use crate::algorithms::pattern::Pattern;
 use crate::error::Error;
 pub(crate) use gguf_names::{Named, name_of, named};
-pub(crate) use steps::{Behavior, Delimiter, Prepend, Step, run as run_steps};
+pub(crate) use steps::{Behavior, Delimiter, Prepend, Step, bert_steps, run as run_steps};
 
 /// One way to split a text. The pieces of a stage, concatenated, are its input.
 #[derive(Debug, Clone)]

@@ -8,7 +8,7 @@ use std::collections::TryReserveError;
 use std::ops::Range;
 
 use crate::algorithms::pattern::Pattern;
-use crate::algorithms::reference_classes::{CharRanges, script};
+use crate::algorithms::reference_classes::{CharRanges, punctuation, script};
 use crate::vocabulary::char_of_byte;
 
 /// Condition for inserting a mark before a piece that does not begin with it.
@@ -73,6 +73,15 @@ impl Behavior {
             _ => return None,
         })
     }
+}
+
+/// Returns BERT's pre-tokenizer: words between white space, and every punctuation mark alone.
+pub(crate) fn bert_steps() -> Vec<Step> {
+    let at = |delimiter, behavior| Step::Split { delimiter, behavior, invert: false };
+    vec![
+        at(Delimiter::Class(char::is_whitespace), Behavior::Removed),
+        at(Delimiter::Set(punctuation()), Behavior::Isolated),
+    ]
 }
 
 /// A piece, and the number of its first bytes that come from the first character of the whole text.

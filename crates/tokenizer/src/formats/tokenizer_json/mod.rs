@@ -16,11 +16,12 @@ use crate::algorithms::joinable_pairs::JoinablePairs;
 use crate::algorithms::normalize::Normalizer;
 use crate::algorithms::pipeline::{Model, Pipeline};
 use crate::algorithms::unigram::Unigram;
+use crate::algorithms::wordpiece::{MAX_WORD_CHARS, WordPiece};
 use crate::error::Error;
 use crate::tokenizer::{NamedIds, Tokenizer};
-use crate::vocabulary::{MAX_TOKENS, Spelling, TokenKind, Vocabulary, parse_byte_piece};
+use crate::vocabulary::{CONTINUATION, MAX_TOKENS, Spelling, TokenKind, Vocabulary, parse_byte_piece};
 
-const MODELS: &[&str] = &["BPE", "Unigram"];
+const MODELS: &[&str] = &["BPE", "Unigram", "WordPiece"];
 
 pub(crate) fn load(folder: &HuggingFace) -> Result<Tokenizer, Error> {
     Ok(read(folder)?.0)
@@ -54,12 +55,18 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
         // Old files omit the type.
         None if model.get("merges").is_some() => "BPE",
         None if model["vocab"].is_array() => "Unigram",
+        None if model.get("max_input_chars_per_word").is_some() => "WordPiece",
         None => "",
     };
     let pre_tokenizer = stages::pre_tokenizer(&root["pre_tokenizer"], &root["normalizer"])?;
-    let spelling = if pre_tokenizer.byte_level { Spelling::ByteLevel } else { Spelling::Metaspace };
+    let spelling = match model_type {
+        "WordPiece" => Spelling::WordPiece,
+        _ if pre_tokenizer.byte_level => Spelling::ByteLevel,
+        _ => Spelling::Metaspace,
+    };
     let (pieces, scores) = match model_type {
         "BPE" => (bpe_pieces(model)?, Vec::new()),
+        "WordPiece" => (listed_pieces(model)?, Vec::new()),
         "Unigram" => unigram_pieces(model)?,
         found => return Err(Error::UnsupportedModel { found: found.to_owned(), supported: MODELS }),
     };
@@ -67,26 +74,17 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
     let table = TokenTable::new(pieces, root, model, &names)?;
     let mut vocabulary = Vocabulary::new(table.pieces.iter().map(|(piece, kind)| (piece.as_str(), *kind)), spelling)?;
     let unknown = match model_type {
-        "BPE" => model["unk_token"].as_str().and_then(|piece| vocabulary.id_of(piece)),
+        "BPE" | "WordPiece" => model["unk_token"].as_str().and_then(|piece| vocabulary.id_of(piece)),
         _ => as_id(&model["unk_id"]).filter(|&id| (id as usize) < vocabulary.len()),
     };
-    let byte_fallback = model["byte_fallback"].as_bool().unwrap_or(false);
     let merges = if model_type == "BPE" { merges(model)? } else { Vec::new() };
-    let (model, joinable_pairs) = if model_type == "BPE" {
-        let options = BpeOptions {
-            byte_level: pre_tokenizer.byte_level,
-            byte_fallback,
-            ignore_merges: model["ignore_merges"].as_bool().unwrap_or(false),
-            unknown,
-            fuse_unknown: model["fuse_unk"].as_bool().unwrap_or(false),
-        };
-        let pairs = merges.iter().map(|(left, right)| (left.as_str(), right.as_str()));
-        let bpe = Bpe::new(&vocabulary, pairs, options)?;
-        let cut = !options.byte_level && !options.ignore_merges && !bpe.fuses_unknown();
-        let joinable_pairs = cut.then(|| JoinablePairs::new(bpe.products().map(|id| vocabulary.piece(id))));
-        (Model::Bpe(bpe), joinable_pairs)
-    } else {
-        (Model::Unigram(Unigram::new(&vocabulary, scores, unknown, byte_fallback)), None)
+    let (model, joinable_pairs) = match model_type {
+        "BPE" => bpe(model, &vocabulary, &merges, pre_tokenizer.byte_level, unknown)?,
+        "WordPiece" => (word_piece(model, &vocabulary, unknown)?, None),
+        _ => {
+            let byte_fallback = model["byte_fallback"].as_bool().unwrap_or(false);
+            (Model::Unigram(Unigram::new(&vocabulary, scores, unknown, byte_fallback)), None)
+        }
     };
     let id = |name: &Option<String>| name.as_deref().and_then(|piece| vocabulary.id_of(piece));
     let named = NamedIds {
@@ -124,6 +122,44 @@ fn assemble(root: &Value, config: &Value) -> Result<(Tokenizer, Vec<Merge>), Err
     Ok((tokenizer, merges))
 }
 
+fn bpe(
+    model: &Value,
+    vocabulary: &Vocabulary,
+    merges: &[Merge],
+    byte_level: bool,
+    unknown: Option<u32>,
+) -> Result<(Model, Option<JoinablePairs>), Error> {
+    let options = BpeOptions {
+        byte_level,
+        byte_fallback: model["byte_fallback"].as_bool().unwrap_or(false),
+        ignore_merges: model["ignore_merges"].as_bool().unwrap_or(false),
+        unknown,
+        fuse_unknown: model["fuse_unk"].as_bool().unwrap_or(false),
+    };
+    let pairs = merges.iter().map(|(left, right)| (left.as_str(), right.as_str()));
+    let bpe = Bpe::new(vocabulary, pairs, options)?;
+    let cut = !options.byte_level && !options.ignore_merges && !bpe.fuses_unknown();
+    let joinable_pairs = cut.then(|| JoinablePairs::new(bpe.products().map(|id| vocabulary.piece(id))));
+    Ok((Model::Bpe(bpe), joinable_pairs))
+}
+
+fn word_piece(model: &Value, vocabulary: &Vocabulary, unknown: Option<u32>) -> Result<Model, Error> {
+    let mark = &model["continuing_subword_prefix"];
+    if !mark.is_null() && mark.as_str() != Some(CONTINUATION) {
+        return Err(wrong("model.continuing_subword_prefix", "\"##\"", mark));
+    }
+    let unknown = unknown.ok_or_else(|| wrong("model.unk_token", "a token of the vocabulary", &model["unk_token"]))?;
+    let max_word_chars = match &model["max_input_chars_per_word"] {
+        Value::Null => MAX_WORD_CHARS,
+        // The time for a word grows with the square of its length.
+        found => match found.as_u64() {
+            Some(limit @ 1..=4096) => limit as usize,
+            _ => return Err(wrong("model.max_input_chars_per_word", "1 to 4096", found)),
+        },
+    };
+    Ok(Model::WordPiece(WordPiece::new(vocabulary, ["", CONTINUATION], unknown, max_word_chars)))
+}
+
 /// Two pieces that are joined.
 pub(crate) type Merge = (String, String);
 
@@ -136,6 +172,11 @@ fn bpe_pieces(model: &Value) -> Result<Pieces, Error> {
             return Err(Error::invalid(format!("model.{key}"), "none", &model[key]));
         }
     }
+    listed_pieces(model)
+}
+
+/// Returns the pieces of a vocabulary that is an object of pieces and ids.
+fn listed_pieces(model: &Value) -> Result<Pieces, Error> {
     let vocab = model["vocab"].as_object().ok_or_else(|| wrong("model.vocab", "an object", &model["vocab"]))?;
     vocab
         .iter()

@@ -8,7 +8,7 @@ use super::wrong;
 use crate::algorithms::normalize::{CharacterMap, MAX_GROWTH, Normalizer, Rewrite};
 use crate::algorithms::pattern::Pattern;
 use crate::algorithms::pipeline::{PreTokenizer, SpaceRule};
-use crate::algorithms::pretokenize::{Behavior, Delimiter, GPT2, Prepend, Stage, Step};
+use crate::algorithms::pretokenize::{Behavior, Delimiter, GPT2, Prepend, Stage, Step, bert_steps};
 use crate::algorithms::reference_classes::{nonspacing_marks, punctuation};
 use crate::error::Error;
 use crate::tokenizer::{LeadingSpace, NamedIds};
@@ -191,10 +191,7 @@ pub(super) fn general_steps(step: &Value) -> Result<Vec<Step>, Error> {
             vec![Step::Split { delimiter: pattern(WORDS)?, behavior: Behavior::Removed, invert: true }]
         }
         Some("WhitespaceSplit") => vec![at(Delimiter::Class(char::is_whitespace), Behavior::Removed)],
-        Some("BertPreTokenizer") => vec![
-            at(Delimiter::Class(char::is_whitespace), Behavior::Removed),
-            at(Delimiter::Set(punctuation()), Behavior::Isolated),
-        ],
+        Some("BertPreTokenizer") => bert_steps(),
         Some("Digits") => {
             let behavior = if flag("individual_digits", false) { Behavior::Isolated } else { Behavior::Contiguous };
             vec![at(Delimiter::Class(char::is_numeric), behavior)]
@@ -349,6 +346,9 @@ pub(super) fn leading_space(decoder: &Value) -> LeadingSpace {
     for step in flatten(decoder, "decoders") {
         match step["type"].as_str() {
             Some("Strip") if step["content"] == " " && step["start"] == 1 => return LeadingSpace::StripOne,
+            // Its `cleanup`, which joins punctuation to the word before it, is not applied: the text of a token would
+            // depend on the tokens after it.
+            Some("WordPiece") => return LeadingSpace::StripOne,
             Some("Metaspace")
                 if step["replacement"].as_str() == Some(METASPACE.encode_utf8(&mut [0; 4]))
                     && prepend_scheme(step) != Prepend::Never =>
