@@ -33,7 +33,7 @@ pub use pellucid_grammar::{
 };
 pub use prompt::{ChatPrompt, PromptEncoder};
 pub use reply_format::{
-    CallDelta, MAX_TOOL_NAME, MAX_TOOLS, PartKind, ReplyPart, ReplySplitter, ThoughtMarkers, Tool, ToolChoice,
-    ToolError, ToolRules,
+    CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplySplitter,
+    ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError, ToolRules,
 };
 pub use summary::Summary;

@@ -3,12 +3,19 @@
 //! A format is known by its markers, which are texts such as `</think>`. They are found in the decoded text, that of
 //! control tokens included, so it makes no difference with which tokens a model spells them.
 
+mod marker_tokens;
 mod parts;
 mod splitter;
+mod thinking;
+mod thought_constraint;
+mod thought_formats;
 mod thoughts;
 mod tools;
 
+pub use marker_tokens::MarkerTokens;
 pub use parts::{CallDelta, PartKind, ReplyPart};
 pub use splitter::ReplySplitter;
-pub use thoughts::ThoughtMarkers;
+pub use thinking::{REASONING_EFFORTS, ThinkingError, ThinkingSettings};
+pub use thought_constraint::ThoughtConstraint;
+pub use thoughts::{Channels, ThoughtMarkers};
 pub use tools::{MAX_TOOL_NAME, MAX_TOOLS, Tool, ToolChoice, ToolError, ToolRules};

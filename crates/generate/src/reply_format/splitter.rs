@@ -1,5 +1,7 @@
 //! Splits the text of a reply into its parts while it grows.
 
+use std::sync::Arc;
+
 use super::parts::{PartKind, ReplyPart};
 use super::thoughts::{ThoughtMarkers, ThoughtSplitter};
 
@@ -7,14 +9,14 @@ use super::thoughts::{ThoughtMarkers, ThoughtSplitter};
 #[derive(Debug, Clone, Default)]
 pub struct ReplySplitter {
     thoughts: Option<ThoughtSplitter>,
-    /// Part of the last text that was added.
+    /// Part of the last text that was decided; markers of thoughts count as thoughts.
     part: PartKind,
 }
 
 impl ReplySplitter {
     /// Makes the splitter separate thoughts. `is_open` says that the prompt ends with the opening marker.
     pub fn with_thoughts(self, markers: ThoughtMarkers, is_open: bool) -> ReplySplitter {
-        ReplySplitter { thoughts: Some(ThoughtSplitter::new(markers, is_open)), ..self }
+        ReplySplitter { thoughts: Some(ThoughtSplitter::new(Arc::new(markers), is_open)), ..self }
     }
 
     /// Adds the text of a token and returns what is decided by it. Text of control tokens is only compared with
@@ -27,10 +29,8 @@ impl ReplySplitter {
         if is_control && !thoughts.is_marker(text) {
             return Vec::new();
         }
-        let before = thoughts.part();
         let parts = thoughts.push(text);
-        // A marker belongs to the part that it opens or closes.
-        self.part = if before == PartKind::Thought { before } else { thoughts.part() };
+        self.part = thoughts.part();
         parts
     }
 

@@ -73,6 +73,11 @@ impl ChatTemplate {
         Ok(ChatTemplate { template, tokens, source: source.to_owned() })
     }
 
+    /// Returns the template's text.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
     /// Whether the template reads a variable of this name without setting it.
     pub fn reads(&self, variable: &str) -> bool {
         self.template.reads(variable)

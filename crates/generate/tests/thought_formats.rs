@@ -1,0 +1,101 @@
+//! The markers of thoughts that are found in published chat templates, those of the conformance data.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use pellucid_generate::ThoughtMarkers;
+use pellucid_tokenizer::{ChatTemplate, Tokenizer};
+
+/// Returns the published templates; see `.ci/fetch-conformance`.
+fn templates() -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let named = std::env::var_os("PELLUCID_CONFORMANCE").map(PathBuf::from);
+    let places = named.into_iter().chain([root.join("target/conformance")]);
+    let found = places.map(|place| place.join("templates")).find(|place| place.is_dir());
+    if found.is_none() {
+        assert!(std::env::var_os("PELLUCID_REQUIRE_CONFORMANCE").is_none(), "no conformance data");
+        eprintln!("SKIPPED: no conformance data; run .ci/fetch-conformance to run this test");
+    }
+    found
+}
+
+/// Markers by a part of the file's name. Every template that is not listed has none.
+const EXPECTED: &[(&str, &str, &str)] = &[
+    ("Apertus", "<|inner_prefix|>", "<|inner_suffix|>"),
+    ("Apriel-1.6", "Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ("Apriel-1.5", "<thinking>", "</thinking>"),
+    ("Bielik", "<think>", "</think>"),
+    ("ByteDance-Seed-OSS", "<seed:think>", "</seed:think>"),
+    ("Cohere2MoE", "<|START_THINKING|>", "<|END_THINKING|>"),
+    ("command-r7b", "<|START_THINKING|>", "<|END_THINKING|>"),
+    ("GLM-4", "<think>", "</think>"),
+    ("SmolLM3", "<think>", "</think>"),
+    ("Kimi-K2-Thinking", "<think>", "</think>"),
+    ("Kimi-K3", "<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("LFM2.5", "<think>", "</think>"),
+    ("MiniMax-M2", "<think>", "</think>"),
+    ("MiniMax-M3", "<mm:think>", "</mm:think>"),
+    ("Nemotron", "<think>", "</think>"),
+    ("QwQ", "<think>", "</think>"),
+    ("Qwen3-0.6B", "<think>", "</think>"),
+    ("Qwen3.5", "<think>", "</think>"),
+    ("Reka-Edge", "<think>", "</think>"),
+    ("Spark2.5", "<think>", "</think>"),
+    ("StepFun3.5", "<think>", "</think>"),
+    ("deepseek", "<think>", "</think>"),
+    ("gemma-4", "<|channel>thought\n", "<channel|>"),
+    ("granite-3.3", "<think>", "</think>"),
+    ("ling-3.0", "<think>", "</think>"),
+    ("rwkv-world", "<think>", "</think>"),
+    ("Ministral-3-14B-Reasoning", "[THINK]", "[/THINK]"),
+    ("muse-glimmer", " to=self<|message|>", "<|eom|>"),
+    ("gpt-oss", "<|channel|>analysis<|message|>", "<|end|>"),
+    ("MiniCPM5", "<think>", "</think>"),
+    ("Laguna", "<think>", "</think>"),
+    ("Hy3", "<think:opensource>", "</think:opensource>"),
+    ("Solar-Open", "<|think|>", "<|end|>"),
+];
+
+#[test]
+fn markers_of_published_templates() {
+    let Some(folder) = templates() else { return };
+    let tokenizer = support::tokenizer();
+    let mut wrong = Vec::new();
+    let mut used = vec![false; EXPECTED.len()];
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        let row = EXPECTED.iter().position(|(part, ..)| name.contains(part));
+        let expected = row.map(|row| {
+            used[row] = true;
+            (EXPECTED[row].1.to_owned(), EXPECTED[row].2.to_owned())
+        });
+        let template = ChatTemplate::compile(&std::fs::read_to_string(&path).unwrap(), &tokenizer).unwrap();
+        let found = ThoughtMarkers::of(Some(&template), &tokenizer).map(|markers| (markers.open, markers.close));
+        if found != expected {
+            wrong.push(format!("{name}: found {found:?}, expected {expected:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let unused: Vec<&str> = EXPECTED.iter().zip(used).filter(|(_, used)| !used).map(|(row, _)| row.0).collect();
+    assert!(unused.is_empty(), "no template matches {unused:?}");
+}
+
+fn compile(source: &str) -> (ChatTemplate, std::sync::Arc<Tokenizer>) {
+    let tokenizer = support::tokenizer();
+    (ChatTemplate::compile(source, &tokenizer).unwrap(), tokenizer)
+}
+
+#[test]
+fn unknown_tags_are_found_by_rendering() {
+    let source = "{% for m in messages %}{{ m.role }}: {% if m.thinking %}{{ '<' ~ 'ponder' ~ '>' ~ m.thinking ~ '</' \
+                  ~ 'ponder' ~ '>' }}{% endif %}{{ m.content }}{% endfor %}";
+    let (template, tokenizer) = compile(source);
+    let markers = ThoughtMarkers::of(Some(&template), &tokenizer).unwrap();
+    assert_eq!((markers.open.as_str(), markers.close.as_str()), ("<ponder>", "</ponder>"));
+    assert_eq!(markers.closing_text(), "</ponder>", "the template writes no white space around it");
+    let (template, _) = compile("{% for m in messages %}{{ m.thinking }} {{ m.content }}{% endfor %}");
+    assert_eq!(ThoughtMarkers::of(Some(&template), &tokenizer), None);
+    assert_eq!(ThoughtMarkers::of(None, &tokenizer), None);
+}
