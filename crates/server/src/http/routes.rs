@@ -23,7 +23,7 @@ use crate::metrics::Format;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::openai::models::{ModelCard, ModelList};
-use crate::openai::reply_json::{ChatCompletion, Completion};
+use crate::openai::reply_json::{ChatCompletion, Completion, Envelope};
 use crate::openai::tokenize::{
     Answer, DetokenizeRequest, Detokenized, Rendered, TemplateRequest, TokenizeRequest, Tokenized,
 };
@@ -101,7 +101,8 @@ pub(crate) async fn chat(
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value| ChatRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
     let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
-    respond(app, caller, permit, spec).await
+    let form = Envelope::of(&spec, &app.model);
+    respond(app, caller, permit, spec, Box::new(form)).await
 }
 
 /// Continue a text
@@ -117,7 +118,8 @@ pub(crate) async fn completions(
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value| CompletionRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
     let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
-    respond(app, caller, permit, spec).await
+    let form = Envelope::of(&spec, &app.model);
+    respond(app, caller, permit, spec, Box::new(form)).await
 }
 
 /// List the models
@@ -174,7 +176,7 @@ pub(crate) async fn apply_template(
 }
 
 /// Admits a request, reads its body and passes it to `work`. Nothing is parsed for a tenant that is beyond its limits.
-async fn read_body<T: Send + 'static>(
+pub(crate) async fn read_body<T: Send + 'static>(
     app: &App,
     caller: &Caller,
     request: Request<Body>,

@@ -12,9 +12,9 @@ use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use super::shared_fields::Streaming;
 use super::usage::{Extension, Usage};
 use crate::random::{self, Padding};
-use crate::reply::Dialect;
 use crate::reply::buffer::{OutOfMemory, ReplyBuffer, json_text_len};
 use crate::reply::parts::JsonParts;
+use crate::reply::{Dialect, Spec};
 
 /// A whole chat reply.
 #[derive(Debug, Serialize, ToSchema)]
@@ -160,16 +160,17 @@ impl Envelope {
         }
     }
 
-    pub(crate) fn new(dialect: Dialect, logprobs: Option<u32>, model: &LoadedModel) -> Envelope {
+    /// Returns the envelope of the reply to a request.
+    pub(crate) fn of(spec: &Spec, model: &LoadedModel) -> Envelope {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         Envelope {
-            dialect,
-            logprobs,
-            id: random::id(Envelope::id_prefix(dialect)),
+            dialect: spec.dialect,
+            logprobs: spec.logprobs,
+            id: random::id(Envelope::id_prefix(spec.dialect)),
             created: now.map_or(0, |since| since.as_secs()),
             model: model.id.clone(),
             fingerprint: model.fingerprint.clone(),
-            service_tier: None,
+            service_tier: spec.service_tier,
             tokenizer: model.tokenizer.clone(),
         }
     }

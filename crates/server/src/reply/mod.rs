@@ -1,13 +1,15 @@
 //! A request that was read and checked, and the reply to it while it is generated: its events, what they cost, how it
-//! ended. This file knows no HTTP; `respond`, `sse` and `websocket` send the pieces.
+//! ended. This file knows no HTTP; `respond`, `stream` and `websocket` send the pieces in the form that
+//! `form` defines and each API implements.
 //!
 //! When a client disconnects, the HTTP library drops the future or the body that holds the [`Reply`]. That drops its
 //! `Generation`, whose requests the engine cancels before its next step, and its account, which records the outcome.
 
 pub(crate) mod buffer;
+pub(crate) mod form;
 pub(crate) mod parts;
 pub(crate) mod respond;
-pub(crate) mod sse;
+pub(crate) mod stream;
 pub(crate) mod websocket;
 
 use std::task::{Context, Poll};

@@ -7,23 +7,19 @@ use pellucid_generate::{Delta, Generation, GenerationEvent};
 use crate::http::caller::Caller;
 use crate::http::drain::Phase;
 use crate::http::error::ApiError;
+use crate::http::long_text::with_capacity;
 use crate::limits::account::Account;
 use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
-use crate::openai::reply_json::{ChunkWriter, Envelope};
 use crate::openai::whole_reply::delta_bytes;
+use crate::reply::form::ReplyForm;
 use crate::reply::parts::{self, PIECES_IN_FLIGHT};
-use crate::reply::sse::SseBody;
+use crate::reply::stream::StreamBody;
 use crate::reply::{Reply, Spec};
 use crate::state::{App, SharedApp};
 
 /// Charges a request and submits it. All refusals happen here or earlier, before a byte of the reply is sent.
-pub(crate) fn submit(
-    app: &SharedApp,
-    caller: &Caller,
-    mut permit: Permit,
-    spec: Spec,
-) -> Result<(Reply, Envelope), ApiError> {
+pub(crate) fn submit(app: &SharedApp, caller: &Caller, mut permit: Permit, spec: Spec) -> Result<Reply, ApiError> {
     let reports = spec.logprobs.is_some() || spec.prompts.iter().any(|prompt| prompt.request.trace);
     let charged = permit.hold(spec.held_bytes()).and_then(|()| permit.charge_prompt(spec.num_prompt_tokens(), reports));
     if let Err(error) = charged {
@@ -32,11 +28,9 @@ pub(crate) fn submit(
         return Err(error);
     }
     let mut account = Account::open(app, permit, &caller.request_id, &spec);
-    let envelope =
-        Envelope { service_tier: spec.service_tier, ..Envelope::new(spec.dialect, spec.logprobs, &app.model) };
     let (request, sampling) = spec.into_generation();
     match Generation::submit(&app.model, request) {
-        Ok(generation) => Ok((Reply { generation, sampling, account }, envelope)),
+        Ok(generation) => Ok(Reply { generation, sampling, account }),
         Err(error) => {
             let error = ApiError::from(error);
             let outcome = match error.status {
@@ -56,31 +50,34 @@ pub(crate) fn shutting_down() -> ApiError {
     ApiError::unavailable("shutting_down", "the server was stopped before this reply was complete", 30)
 }
 
-/// Answers a checked request, whole or as server-sent events.
+/// Answers a checked request in the given form, whole or as a stream.
 pub(crate) async fn respond(
     app: SharedApp,
     caller: Caller,
     permit: Permit,
     spec: Spec,
+    form: Box<dyn ReplyForm>,
 ) -> Result<Response<Body>, ApiError> {
     if let Some(user) = &spec.user {
         // A hash keyed with a secret of the process: it tells users apart without naming them.
         tracing::debug!(request_id = caller.request_id, user = app.tenants.current().pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
-    let (reply, envelope) = submit(&app, &caller, permit, spec)?;
+    let reply = submit(&app, &caller, permit, spec)?;
     match streaming {
         Some(streaming) => {
-            let body = SseBody::new(reply, ChunkWriter::new(envelope, streaming), &app);
+            let writer = form.stream(streaming);
+            let content_type = HeaderValue::from_static(writer.content_type());
+            let body = StreamBody::new(reply, writer, &app);
             let mut response = Response::new(Body::new(body));
             let headers = response.headers_mut();
-            headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+            headers.insert(header::CONTENT_TYPE, content_type);
             headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
             // Tells proxies not to buffer the response, which would undo the streaming.
             headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
             Ok(response)
         }
-        None => whole(&app, reply, envelope).await,
+        None => whole(&app, reply, &*form).await,
     }
 }
 
@@ -92,9 +89,11 @@ pub(crate) fn json(text: String) -> Response<Body> {
 }
 
 /// Waits for the whole reply and returns its JSON. The response owns the account until it is written.
-async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<Response<Body>, ApiError> {
+async fn whole(app: &App, mut reply: Reply, form: &dyn ReplyForm) -> Result<Response<Body>, ApiError> {
     let mut held = 0;
-    let mut choices: Vec<Delta> = (0..reply.generation.num_choices()).map(Delta::new).collect();
+    let num_choices = reply.generation.num_choices();
+    let mut choices: Vec<Delta> = with_capacity(num_choices).inspect_err(|_| reply.fail())?;
+    choices.extend((0..num_choices).map(Delta::new));
     let mut stopping = std::pin::pin!(app.drain.reached(Phase::Stopping));
     loop {
         let event = tokio::select! {
@@ -118,5 +117,5 @@ async fn whole(app: &App, mut reply: Reply, envelope: Envelope) -> Result<Respon
     let summary = reply.close();
     let Reply { generation, sampling, account } = reply;
     drop(generation);
-    parts::response(envelope.parts(choices, &sampling, &summary), account)
+    parts::response(form.whole(choices, &sampling, &summary), account)
 }

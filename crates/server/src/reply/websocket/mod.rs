@@ -38,7 +38,7 @@ use crate::http::listen::Connection;
 use crate::http::routes::Refusals;
 use crate::limits::tenants::Permit;
 use crate::openai::chat::ChatRequest;
-use crate::openai::reply_json::ChunkWriter;
+use crate::openai::reply_json::{ChunkWriter, Envelope};
 use crate::openai::shared_fields::Streaming;
 use crate::reply::Spec;
 use crate::reply::respond::submit;
@@ -122,7 +122,8 @@ where
         permit.refuse(&error);
         return Err(error.into());
     }
-    let (reply, envelope) = submit(app, caller, permit, spec)?;
+    let envelope = Envelope::of(&spec, &app.model);
+    let reply = submit(app, caller, permit, spec)?;
     Dialogue::new(app, caller, reply, ChunkWriter::new(envelope, streaming)).run(socket).await
 }
 
