@@ -11,6 +11,7 @@
 #![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod anthropic;
 mod connection;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
@@ -24,6 +25,7 @@ mod pages;
 mod random;
 mod reply;
 mod state;
+mod translation;
 
 use std::io;
 use std::sync::Arc;

@@ -37,6 +37,11 @@ fn routes(server: &Server) -> Vec<(String, String)> {
     routes
 }
 
+/// Whether a route has errors in OpenAI's form, and not in that of another API.
+fn has_openais_errors(path: &str) -> bool {
+    !path.starts_with("/v1/messages") && !path.starts_with("/api/")
+}
+
 #[test]
 fn no_route_but_health_answers_without_a_key() {
     let server = with_keys();
@@ -55,7 +60,10 @@ fn no_route_but_health_answers_without_a_key() {
             if path == "/health" {
                 assert_eq!(reply.status, 200);
             } else {
-                assert_eq!(reply.refused(401).1.as_deref(), Some("invalid_api_key"), "{method} {path} {key:?}");
+                assert_eq!(reply.status, 401, "{method} {path} {key:?}");
+                if has_openais_errors(&path) {
+                    assert_eq!(reply.refused(401).1.as_deref(), Some("invalid_api_key"), "{method} {path} {key:?}");
+                }
                 assert_eq!(reply.header("www-authenticate"), Some("Bearer"));
             }
         }

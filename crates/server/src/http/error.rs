@@ -124,6 +124,8 @@ impl From<ApiError> for Response<Body> {
         if let Some(methods) = error.allow {
             headers.insert(header::ALLOW, HeaderValue::from_static(methods));
         }
+        // For `ErrorForm`, which writes it anew on the routes of other APIs.
+        response.extensions_mut().insert(error);
         response
     }
 }

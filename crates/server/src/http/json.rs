@@ -1,6 +1,8 @@
 //! Request bodies as JSON values. Stricter than JSON: no duplicate names in an object, limits on depth and on the
 //! number of values, only valid Unicode, only numbers within the range of f64. `json_parser` parses them.
 
+use serde_json::Value;
+
 use super::error::ApiError;
 use super::json_parser::Parser;
 use crate::limits::client_memory::out_of_memory;
@@ -25,6 +27,25 @@ impl Json {
     /// Parses a whole document. Error messages give line and column and quote nothing but names.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Json, JsonError> {
         Parser::new(bytes)?.document()
+    }
+
+    /// Returns the value in the form of `serde_json`. Numbers are within the range of f64.
+    pub(crate) fn into_value(self) -> Value {
+        match self {
+            Json::Null => Value::Null,
+            Json::Bool(value) => value.into(),
+            Json::Integer(value) => match (u64::try_from(value), i64::try_from(value)) {
+                (Ok(value), _) => value.into(),
+                (_, Ok(value)) => value.into(),
+                _ => (value as f64).into(),
+            },
+            Json::Float(value) => value.into(),
+            Json::String(text) => text.into(),
+            Json::Array(values) => Value::Array(values.into_iter().map(Json::into_value).collect()),
+            Json::Object(entries) => {
+                Value::Object(entries.into_iter().map(|(name, value)| (name, value.into_value())).collect())
+            }
+        }
     }
 
     /// Returns the type for error messages.

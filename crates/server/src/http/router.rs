@@ -17,9 +17,11 @@ use utoipa_axum::routes;
 
 use super::caller::{self, RequestId};
 use super::error::ApiError;
+use super::error_form::ErrorForm;
 use super::listen::{Connection, MAX_HEADER_BYTES};
 use super::route_table::RouteTable;
 use super::routes;
+use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
@@ -30,12 +32,16 @@ use crate::reply::{respond, websocket};
 use crate::state::SharedApp;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same id, in the header that Anthropic's clients read.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// Returns the router with all routes and middleware.
 pub(crate) fn router(app: &SharedApp) -> Router {
     let (router, api) = OpenApiRouter::new()
         .routes(routes!(routes::chat))
         .routes(routes!(routes::completions))
+        .routes(routes!(anthropic::messages))
+        .routes(routes!(anthropic::count_tokens))
         .routes(routes!(routes::models))
         .routes(routes!(routes::model))
         .routes(routes!(websocket::stream))
@@ -87,6 +93,7 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
         None => "unknown".to_owned(),
     };
     let method = request.method().clone();
+    let error_form = ErrorForm::of(request.uri().path());
     let connection = request.extensions().get::<Connection>();
     let refusal = connection.and_then(|connection| connection.slot().refusal);
     let client = connection.map(|connection| app.proxies.client(connection.peer(), request.headers()));
@@ -100,12 +107,16 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
         Ok(()) => next.run(request).await,
         Err(error) => error.into(),
     };
+    error_form.apply(&mut response, &id);
     let status = response.status().as_u16();
     app.metrics.count_http(&route, status);
     let time_ms = (started.elapsed().as_secs_f64() * 1e6).round() / 1e3;
     let client = client.map(tracing::field::display);
     tracing::info!(request_id = id, client, method = method.as_str(), route, status, time_ms, "request");
     if let Ok(id) = HeaderValue::from_str(&id) {
+        if error_form == ErrorForm::Anthropic {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response

@@ -76,6 +76,8 @@ fn example(name: &str, model: &str) -> Option<Value> {
             json!({ "model": model, "messages": messages, "max_tokens": 16, "temperature": 0.7, "seed": 1 })
         }
         "CompletionRequest" => json!({ "model": model, "prompt": "The sky is", "max_tokens": 16, "stop": ["."] }),
+        "MessagesRequest" => json!({ "model": model, "max_tokens": 16, "messages": messages }),
+        "CountTokensRequest" => json!({ "model": model, "messages": messages }),
         "TokenizeRequest" => json!({ "model": model, "prompt": "The sky is" }),
         "DetokenizeRequest" => json!({ "model": model, "tokens": [1, 2, 3] }),
         "TemplateRequest" => json!({ "model": model, "messages": messages }),
@@ -84,9 +86,11 @@ fn example(name: &str, model: &str) -> Option<Value> {
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 7] = [
+const STRICT: [&str; 9] = [
     "ChatRequest",
     "CompletionRequest",
+    "MessagesRequest",
+    "CountTokensRequest",
     "TokenizeRequest",
     "DetokenizeRequest",
     "TemplateRequest",
@@ -99,7 +103,9 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
     api.info = InfoBuilder::new()
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("LLM inference with OpenAI's API, and routes for tokens, health and metrics."))
+        .description(Some(
+            "LLM inference with OpenAI's and Anthropic's APIs, and routes for tokens, health and metrics.",
+        ))
         .build();
     api.servers = None;
     let components = api.components.get_or_insert_default();

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use pellucid_generate::{GrammarError, GrammarSource, LoadedModel, MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES};
 use pellucid_sampling::TokenConstraint;
-use serde_json::Value;
 
 use crate::http::error::{ApiError, RETRY_SOON_S};
 use crate::http::fields::{self, Fields, shown};
@@ -116,7 +115,7 @@ fn read_schema(mut fields: Fields) -> Result<StructuredOutput, ApiError> {
     fields.boolean("strict")?;
     let param = fields.path("schema");
     let schema = match fields.required("schema")? {
-        value @ Json::Object(_) => to_value(value),
+        value @ Json::Object(_) => value.into_value(),
         other => return Err(fields::wrong_type(&param, "an object", &other)),
     };
     fields.finish()?;
@@ -132,9 +131,9 @@ fn read_outputs(mut fields: Fields) -> Result<StructuredOutput, ApiError> {
         let schema = match value {
             Json::String(text) if text.len() <= MAX_SOURCE_BYTES => {
                 let parsed = Json::parse(text.as_bytes()).map_err(|error| error.of("schema in json").param(&path))?;
-                to_value(parsed)
+                parsed.into_value()
             }
-            value @ (Json::Object(_) | Json::Bool(_)) => to_value(value),
+            value @ (Json::Object(_) | Json::Bool(_)) => value.into_value(),
             other => return Err(fields::wrong_type(&path, "a schema, as an object or as text", &other)),
         };
         given.push(StructuredOutput { source: GrammarSource::JsonSchema(schema), param: path });
@@ -159,25 +158,6 @@ fn read_outputs(mut fields: Fields) -> Result<StructuredOutput, ApiError> {
         found => {
             let message = format!("structured_outputs: expected one of {all}, found {found} of them");
             Err(ApiError::field("structured_outputs", message))
-        }
-    }
-}
-
-/// Returns a value of a request as the compiler reads it. Numbers are within the range of f64.
-fn to_value(json: Json) -> Value {
-    match json {
-        Json::Null => Value::Null,
-        Json::Bool(value) => value.into(),
-        Json::Integer(value) => match (u64::try_from(value), i64::try_from(value)) {
-            (Ok(value), _) => value.into(),
-            (_, Ok(value)) => value.into(),
-            _ => (value as f64).into(),
-        },
-        Json::Float(value) => value.into(),
-        Json::String(text) => text.into(),
-        Json::Array(values) => Value::Array(values.into_iter().map(to_value).collect()),
-        Json::Object(entries) => {
-            Value::Object(entries.into_iter().map(|(name, value)| (name, to_value(value))).collect())
         }
     }
 }
