@@ -54,7 +54,7 @@ pub(super) fn stop_reason(finish: &Finish) -> (&'static str, Option<&str>) {
     }
 }
 
-/// What the reply to one request has besides what is generated.
+/// The fields of a message that are known before anything is generated.
 #[derive(Debug)]
 pub(super) struct MessageForm {
     pub(super) id: String,

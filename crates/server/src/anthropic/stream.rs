@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::message::{MessageForm, Usage, stop_reason};
 use crate::http::error::ApiError;
-use crate::http::error_form::ErrorForm;
+use crate::http::error::form::ErrorForm;
 use crate::openai::usage::Extension;
 use crate::reply::Sampling;
 use crate::reply::buffer::{OutOfMemory, ReplyBuffer};

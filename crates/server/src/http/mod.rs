@@ -6,7 +6,6 @@ pub(crate) mod body;
 pub(crate) mod caller;
 pub(crate) mod drain;
 pub(crate) mod error;
-pub(crate) mod error_form;
 pub(crate) mod fields;
 pub(crate) mod json;
 mod json_parser;

@@ -17,7 +17,7 @@ use utoipa_axum::routes;
 
 use super::caller::{self, RequestId};
 use super::error::ApiError;
-use super::error_form::ErrorForm;
+use super::error::form::ErrorForm;
 use super::listen::{Connection, MAX_HEADER_BYTES};
 use super::route_table::RouteTable;
 use super::routes;

@@ -12,7 +12,6 @@ pub(crate) mod reply_json;
 pub(crate) mod sampling;
 pub(crate) mod shared_fields;
 pub(crate) mod speculation;
-pub(crate) mod stream;
 pub(crate) mod structured_output;
 pub(crate) mod tokenize;
 pub(crate) mod usage;

@@ -5,7 +5,7 @@ use axum::body::Body;
 use axum::http::{Response, StatusCode};
 use serde_json::json;
 
-use super::error::ApiError;
+use super::ApiError;
 
 /// The API whose error object a route returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

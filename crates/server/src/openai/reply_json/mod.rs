@@ -1,5 +1,7 @@
 //! Replies as JSON, whole and in chunks, for chat and for completions. The OpenAPI document describes these types.
 
+mod stream;
+
 use std::sync::Arc;
 
 use pellucid_generate::{Delta, Finish, LoadedModel};
@@ -8,9 +10,9 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
-use super::shared_fields::Streaming;
-use super::usage::{Extension, Usage};
+use crate::openai::logprobs::{self, ChatLogprobs, CompletionLogprobs};
+use crate::openai::shared_fields::Streaming;
+use crate::openai::usage::{Extension, Usage};
 use crate::random::{self, Padding};
 use crate::reply::buffer::{OutOfMemory, ReplyBuffer, json_text_len};
 use crate::reply::parts::JsonParts;

@@ -3,6 +3,8 @@
 //! Messages name fields, limits and what was found. They contain no file path, address or backtrace: internal errors
 //! are logged, and the client is only told that there was one.
 
+pub(crate) mod form;
+
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use pellucid_engine::Error as EngineError;

@@ -2,10 +2,10 @@
 
 use pellucid_generate::{Delta, Summary};
 
-use super::reply_json::{ChunkWriter, Envelope, LongPiece};
-use super::shared_fields::Streaming;
-use super::usage::{Extension, Usage};
+use super::{ChunkWriter, Envelope, LongPiece};
 use crate::http::error::ApiError;
+use crate::openai::shared_fields::Streaming;
+use crate::openai::usage::{Extension, Usage};
 use crate::reply::Sampling;
 use crate::reply::buffer::{OutOfMemory, ReplyBuffer};
 use crate::reply::form::{ReplyForm, StreamWriter};

@@ -1,9 +1,7 @@
 //! Anthropic's Messages API: the same texts as OpenAI's, events in the documented order, refusals in its own form.
 
-mod support;
-
+use crate::support::{Response, Server, Setup, tenant};
 use serde_json::{Value, json};
-use support::{Response, Server, Setup, tenant};
 
 const VERSION: (&str, &str) = ("anthropic-version", "2023-06-01");
 const PATH: &str = "/v1/messages";
