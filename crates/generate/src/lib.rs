@@ -20,6 +20,7 @@ mod prompt;
 mod prompt_replies;
 mod reply_format;
 mod summary;
+mod tool_messages;
 
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
@@ -37,3 +38,4 @@ pub use reply_format::{
     ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError, ToolRules,
 };
 pub use summary::Summary;
+pub use tool_messages::ToolCall;

@@ -34,12 +34,14 @@ pub struct ChatPrompt<'c> {
     pub add_generation_prompt: bool,
     /// Further variables of the template, such as `enable_thinking`.
     pub variables: Option<&'c Map<String, Value>>,
+    /// Tools that the model may call, as [`ToolRules::prompt_tools`](crate::ToolRules::prompt_tools) returns them.
+    pub tools: Option<&'c Value>,
 }
 
 impl<'c> ChatPrompt<'c> {
     /// Returns a conversation that the model is to answer.
     pub fn new(messages: &'c [Value]) -> ChatPrompt<'c> {
-        ChatPrompt { messages, add_generation_prompt: true, variables: None }
+        ChatPrompt { messages, add_generation_prompt: true, variables: None, tools: None }
     }
 }
 
@@ -93,10 +95,10 @@ impl<'m> PromptEncoder<'m> {
         let template = self.template.ok_or(Error::NoChatTemplate)?;
         let conversation = Conversation {
             messages: &with_known_roles(prompt.messages, template)?,
+            tools: prompt.tools,
             add_generation_prompt: prompt.add_generation_prompt,
             extra: prompt.variables,
             now: Some((self.now)()),
-            ..Conversation::default()
         };
         let usual = RenderLimits::for_size(conversation.num_bytes());
         let limits = RenderLimits { cancel: self.cancel, grant: self.grant, ..usual };
@@ -118,12 +120,13 @@ impl<'m> PromptEncoder<'m> {
     }
 
     /// Returns the first message whose `name` does not reach the prompt, because the template does not write names of
-    /// messages of its role. The conversation is rendered once more for each role that has names.
+    /// messages of its role. The conversation is rendered once more for each role that has names. Results of tools are
+    /// left out: their name is known from the call that they answer.
     pub fn unwritten_name(&self, prompt: &ChatPrompt<'_>) -> Result<Option<usize>, Error> {
         let is_named = |message: &Value, role: &str| message.get("name").is_some() && message["role"] == role;
         let mut written = None;
         let mut unwritten: Option<usize> = None;
-        for role in ROLES {
+        for &role in ROLES.iter().filter(|role| **role != "tool") {
             let Some(first) = prompt.messages.iter().position(|message| is_named(message, role)) else { continue };
             let written = match &written {
                 Some(segments) => segments,

@@ -210,7 +210,6 @@ fn fields_are_honoured_or_refused_by_name() {
     let server = Server::start();
     let refused = [
         ("tools", "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
-        ("tool_choice", "\"required\""),
         ("functions", "[{\"name\":\"f\"}]"),
         ("function_call", "{\"name\":\"f\"}"),
         ("guided_json", "{\"type\":\"object\"}"),
@@ -277,7 +276,7 @@ fn invalid_messages() {
         ("[{\"content\":\"hi\"}]", "messages[0].role"),
         ("[{\"role\":\"wizard\",\"content\":\"hi\"}]", "messages[0].role"),
         ("[{\"role\":1,\"content\":\"hi\"}]", "messages[0].role"),
-        ("[{\"role\":\"tool\",\"content\":\"hi\",\"tool_call_id\":\"1\"}]", "messages[0].role"),
+        ("[{\"role\":\"function\",\"content\":\"hi\",\"name\":\"f\"}]", "messages[0].role"),
         ("[{\"role\":\"user\",\"content\":null}]", "messages[0].content"),
         ("[{\"role\":\"user\",\"content\":5}]", "messages[0].content"),
         ("[{\"role\":\"user\",\"content\":[]}]", "messages[0].content"),

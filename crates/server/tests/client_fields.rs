@@ -141,7 +141,7 @@ fn three_routes_read_a_conversation_alike() {
         }
     }
     for (fields, param) in [
-        (",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]", "tools"),
+        (",\"tools\":[{\"type\":\"function\"}]", "tools[0].function"),
         (",\"tool_choice\":\"required\"", "tool_choice"),
         (",\"parallel_tool_calls\":\"no\"", "parallel_tool_calls"),
         (",\"chat_template\":\"{{ 1 }}\"", "chat_template"),
@@ -165,6 +165,8 @@ fn three_routes_read_a_conversation_alike() {
     // With a text there is no template.
     let text = |fields: &str| server.post("/tokenize", &format!("{{\"prompt\":\"hi\"{fields}}}"));
     text(",\"tools\":[]").ok();
+    let tools = ",\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]";
+    assert_eq!(text(tools).refused(400).0.as_deref(), Some("tools"));
     assert_eq!(text(good).refused(400).0.as_deref(), Some("chat_template_kwargs"));
 }
 

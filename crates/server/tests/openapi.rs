@@ -76,13 +76,28 @@ fn every_route_documents_its_responses() {
 
 #[test]
 fn names_of_messages_are_documented_where_the_template_writes_them() {
-    let name = |server: &Server| {
-        server.get("/openapi.json").ok()["components"]["schemas"]["ChatMessage"]["properties"]["name"]["type"].clone()
+    let is_limited = |server: &Server| {
+        let document = server.get("/openapi.json").ok();
+        let name = &document["components"]["schemas"]["ChatMessage"]["properties"]["name"];
+        assert_eq!(name["type"], serde_json::json!(["string", "null"]));
+        name["description"].as_str().unwrap().contains("does not write names")
     };
-    assert_eq!(name(&Server::start()), "null");
+    assert!(is_limited(&Server::start()));
     let template = "{% for m in messages %}[turn]{{ m.name or m.role }}: {{ m.content }}[end]{% endfor %}";
-    let server = Server::with(Setup { template, ..Setup::default() });
-    assert_eq!(name(&server), serde_json::json!(["string", "null"]));
+    assert!(!is_limited(&Server::with(Setup { template, ..Setup::default() })));
+}
+
+#[test]
+fn three_routes_document_a_conversation_alike() {
+    let document = Server::start().get("/openapi.json").ok();
+    let field = |request: &str, name: &str| document["components"]["schemas"][request]["properties"][name].clone();
+    for name in ["messages", "tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs"] {
+        assert!(field("ChatRequest", name).is_object(), "{name}");
+        assert_eq!(field("ChatRequest", name), field("TokenizeRequest", name), "{name}");
+        assert_eq!(field("ChatRequest", name), field("TemplateRequest", name), "{name}");
+    }
+    let tool_choice = &field("ChatRequest", "tool_choice")["anyOf"];
+    assert_eq!(tool_choice[2]["properties"]["allowed_tools"]["required"], serde_json::json!(["mode", "tools"]));
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn messages() {
         ),
         (
             "[{\"role\":\"wizard\",\"content\":\"hi\"}]",
-            "messages[0].role: expected system, developer, user or assistant, found \"wizard\"",
+            "messages[0].role: expected system, developer, user, assistant or tool, found \"wizard\"",
             "messages[0].role",
             Some("invalid_value"),
         ),
@@ -262,7 +262,7 @@ fn limits_of_lists() {
         );
         refuses(&server, COMPLETIONS, &format!("\"prompt\":{prompt}"), 400, error);
     }
-    let error = ("tools is not supported: planned for a later version", Some("tools"), Some("unsupported_parameter"));
+    let error = ("tools[0].function is missing", Some("tools[0].function"), Some("missing_required_parameter"));
     refuses(&server, CHAT, "\"tools\":[{\"type\":\"function\"}]", 400, error);
     for path in [CHAT, COMPLETIONS] {
         let error = ("unknown field \"tempreature\"", Some("tempreature"), Some("unknown_parameter"));

@@ -26,7 +26,15 @@ pub(crate) enum Json {
 impl Json {
     /// Parses a whole document. Error messages give line and column and quote nothing but names.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Json, JsonError> {
-        Parser::new(bytes)?.document()
+        Json::parse_within(bytes, &mut { MAX_VALUES })
+    }
+
+    /// Parses a whole document of at most `num_values` values, from which those of the document are deducted.
+    pub(crate) fn parse_within(bytes: &[u8], num_values: &mut usize) -> Result<Json, JsonError> {
+        let mut parser = Parser::new(bytes, *num_values)?;
+        let value = parser.document()?;
+        *num_values = parser.num_values_left();
+        Ok(value)
     }
 
     /// Returns the value in the form of `serde_json`. Numbers are within the range of f64.

@@ -6,7 +6,7 @@
 
 use std::collections::{HashSet, TryReserveError};
 
-use super::json::{Json, JsonError, MAX_VALUES};
+use super::json::{Json, JsonError};
 
 /// Maximum depth of arrays and objects within each other.
 const MAX_DEPTH: usize = 127;
@@ -24,14 +24,16 @@ pub(super) struct Parser<'b> {
     text: &'b str,
     /// Offset of the next byte.
     at: usize,
+    max_values: usize,
     /// Values that the document may still have.
     num_values: usize,
 }
 
 impl<'b> Parser<'b> {
-    pub(super) fn new(bytes: &'b [u8]) -> Result<Parser<'b>, JsonError> {
+    /// Returns a parser of a document that may have `max_values`.
+    pub(super) fn new(bytes: &'b [u8], max_values: usize) -> Result<Parser<'b>, JsonError> {
         match std::str::from_utf8(bytes) {
-            Ok(text) => Ok(Parser { text, at: 0, num_values: MAX_VALUES }),
+            Ok(text) => Ok(Parser { text, at: 0, max_values, num_values: max_values }),
             Err(error) => Err(invalid(bytes, error.valid_up_to(), "found bytes that are not UTF-8")),
         }
     }
@@ -43,6 +45,11 @@ impl<'b> Parser<'b> {
             None => Ok(value),
             Some(_) => Err(self.error("expected the end after the value")),
         }
+    }
+
+    /// Values that the document could have had in addition.
+    pub(super) fn num_values_left(&self) -> usize {
+        self.num_values
     }
 
     /// Returns an error at the next byte.
@@ -71,7 +78,7 @@ impl<'b> Parser<'b> {
         self.num_values = self
             .num_values
             .checked_sub(1)
-            .ok_or_else(|| self.error(&format!("the document has more than {MAX_VALUES} values")))?;
+            .ok_or_else(|| self.error(&format!("the document has more than {} values", self.max_values)))?;
         match first {
             Some(b'{' | b'[') if depth == MAX_DEPTH => {
                 Err(self.error(&format!("arrays and objects are nested deeper than {MAX_DEPTH} levels")))

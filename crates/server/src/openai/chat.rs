@@ -2,11 +2,9 @@
 
 use pellucid_generate::{LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::conversation::Conversation;
-use super::messages::{self, ChatMessage};
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, SharedFields};
@@ -23,8 +21,8 @@ const LATER: &str = "planned for a later version";
 /// Fields of a chat request that completions do not have.
 #[derive(Debug, Clone, PartialEq, ToSchema)]
 pub(crate) struct ChatFields {
-    #[schema(min_items = 1, max_items = 4096)]
-    pub(crate) messages: Vec<ChatMessage>,
+    #[schema(ignore)]
+    pub(crate) conversation: Conversation,
     /// Maximum tokens of the reply; without it, the reply may fill the context.
     #[schema(minimum = 1, maximum = 2147483647)]
     pub(crate) max_completion_tokens: Option<usize>,
@@ -36,9 +34,6 @@ pub(crate) struct ChatFields {
     /// Number of most probable tokens to report at each position; needs `logprobs`.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) top_logprobs: Option<u32>,
-    /// Variables of the model's chat template, such as `enable_thinking`.
-    #[schema(schema_with = schemas::variables)]
-    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
     /// The text that the reply is expected to contain, which makes it faster and not different.
     #[schema(schema_with = schemas::prediction)]
     pub(crate) prediction: Option<String>,
@@ -56,14 +51,12 @@ impl ChatRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<ChatRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let shared = SharedFields::read(&mut fields)?;
-        let Conversation { messages, chat_template_kwargs } = Conversation::read(&mut fields, model)?;
         let chat = ChatFields {
-            messages,
+            conversation: Conversation::read(&mut fields, model)?,
             max_completion_tokens: fields.whole("max_completion_tokens", 1..=i64::from(i32::MAX))?,
             max_tokens: fields.whole("max_tokens", 1..=i64::from(i32::MAX))?,
             logprobs: fields.boolean("logprobs")?,
             top_logprobs: fields.whole("top_logprobs", 0..=i64::from(MAX_LOGPROBS))?,
-            chat_template_kwargs,
             prediction: speculation::read_prediction(&mut fields)?,
         };
         let sampling = SamplingFields::read(&mut fields)?;
@@ -90,7 +83,11 @@ impl ChatRequest {
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let ChatRequest { chat, mut shared, sampling } = self;
         let encoder = model.prompts().within(model.context_len);
-        let ids = messages::encode(&chat.messages, true, chat.chat_template_kwargs.as_ref(), encoder)?;
+        if chat.conversation.tools.as_ref().is_some_and(|rules| !rules.callable().is_empty()) {
+            let message = "tools is not supported: planned for a later version";
+            return Err(ApiError::field("tools", message).code("unsupported_parameter"));
+        }
+        let ids = chat.conversation.encode(true, encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
         shared_fields::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));

@@ -4,7 +4,7 @@ use pellucid_generate::{LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
-use super::messages;
+use super::conversation;
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, MAX_CHOICES, SharedFields};
@@ -126,12 +126,12 @@ impl CompletionRequest {
             let (ids, text) = match prompt {
                 Prompt::Text(text) => {
                     let ids = model.prompts().within(model.context_len).encode_text(&text);
-                    (ids.map_err(|error| messages::prompt_error("prompt", error))?, text)
+                    (ids.map_err(|error| conversation::prompt_error("prompt", error))?, text)
                 }
                 Prompt::Ids(ids) => {
                     check_ids(&ids, model)?;
                     let text = if echoes { model.tokenizer.try_decode(&ids, true) } else { Ok(String::new()) };
-                    (ids, text.map_err(|error| messages::prompt_error("prompt", error.into()))?)
+                    (ids, text.map_err(|error| conversation::prompt_error("prompt", error.into()))?)
                 }
             };
             shared_fields::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;

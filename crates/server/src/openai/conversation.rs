@@ -1,19 +1,42 @@
 //! The fields that a chat template renders, read alike by `/v1/chat/completions`, `/tokenize` and `/apply-template`.
+//! `pellucid_generate::PromptEncoder` renders them.
 
-use pellucid_generate::LoadedModel;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder, ToolRules};
+use pellucid_tokenizer::{Error as TokenizerError, MemoryGrant, Segment};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::messages::{self, ChatMessage};
+use super::openapi::schemas;
+use super::tools;
+use crate::http::blocking;
 use crate::http::error::ApiError;
-use crate::http::fields::Fields;
+use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
+use crate::limits::client_memory::{out_of_memory, working_account};
 
-const LATER: &str = "planned for a later version";
+/// Maximum variables for the template, and bytes of one that is text.
+const MAX_VARIABLES: usize = 16;
+const MAX_VARIABLE_LEN: usize = 1024;
 
-/// Messages and variables for the model's chat template.
-#[derive(Debug, Clone, PartialEq)]
+/// Messages, tools and variables for the model's chat template.
+#[derive(Debug, Clone, PartialEq, ToSchema)]
 pub(crate) struct Conversation {
+    #[schema(min_items = 1, max_items = 4096)]
     pub(crate) messages: Vec<ChatMessage>,
+    /// Tools that the model may call.
+    #[schema(schema_with = tools::tools, required = false)]
+    pub(crate) tools: Option<ToolRules>,
+    /// Whether the model may or must call them. It is read into `tools`.
+    #[schema(schema_with = tools::tool_choice, required = false)]
+    pub(crate) tool_choice: (),
+    /// Whether one reply may call several. It is read into `tools`.
+    #[schema(schema_with = tools::parallel_tool_calls, required = false)]
+    pub(crate) parallel_tool_calls: (),
+    /// Variables of the model's chat template, such as `enable_thinking`.
+    #[schema(schema_with = schemas::variables)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
@@ -29,39 +52,149 @@ impl Conversation {
         if let Some(value) = fields.take("messages") {
             return Conversation::read_with(value, fields, model).map(Some);
         }
-        refuse_tools(fields)?;
+        refuse_template(fields)?;
+        let useless = |name: &str| ApiError::field(name, format!("{name} has no effect without messages"));
+        if tools::read(fields)?.is_some() {
+            return Err(useless("tools"));
+        }
         match fields.take("chat_template_kwargs") {
             None => Ok(None),
-            Some(_) => {
-                let name = "chat_template_kwargs";
-                Err(ApiError::field(name, format!("{name} has no effect without messages")))
-            }
+            Some(_) => Err(useless("chat_template_kwargs")),
         }
     }
 
     fn read_with(messages: Json, fields: &mut Fields, model: &LoadedModel) -> Result<Conversation, ApiError> {
         let conversation = Conversation {
             messages: messages::read_value(&fields.path("messages"), messages)?,
-            chat_template_kwargs: messages::read_variables(fields, model)?,
+            tools: tools::read(fields)?,
+            tool_choice: (),
+            parallel_tool_calls: (),
+            chat_template_kwargs: read_variables(fields, model)?,
         };
-        refuse_tools(fields)?;
+        refuse_template(fields)?;
         Ok(conversation)
+    }
+
+    /// Returns the ids of the conversation.
+    pub(crate) fn encode(&self, add_generation_prompt: bool, encoder: PromptEncoder<'_>) -> Result<Vec<u32>, ApiError> {
+        self.rendering(add_generation_prompt, encoder, |encoder, prompt| encoder.encode_chat(prompt))
+    }
+
+    /// Returns the conversation as the template renders it.
+    pub(crate) fn render(
+        &self,
+        add_generation_prompt: bool,
+        encoder: PromptEncoder<'_>,
+    ) -> Result<Vec<Segment>, ApiError> {
+        self.rendering(add_generation_prompt, encoder, |encoder, prompt| encoder.render(prompt))
+    }
+
+    /// Passes `work` the conversation and an encoder whose renderings end when the client disconnects, and take what
+    /// their strings need from the tenant's memory until `work` is done. Errors name the field `messages`.
+    fn rendering<T>(
+        &self,
+        add_generation_prompt: bool,
+        encoder: PromptEncoder<'_>,
+        work: impl FnOnce(&PromptEncoder<'_>, &ChatPrompt<'_>) -> Result<T, PromptError>,
+    ) -> Result<T, ApiError> {
+        let messages = messages::to_values(&self.messages)?;
+        let tools = self.tools.as_ref().and_then(ToolRules::prompt_tools);
+        let variables = self.chat_template_kwargs.as_ref();
+        let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables, tools: tools.as_ref() };
+        let cancel = blocking::current();
+        let refusal = Arc::new(OnceLock::new());
+        let (account, refused) = (Mutex::new(working_account()), refusal.clone());
+        let grant = MemoryGrant(Arc::new(move |bytes| {
+            let mut account = account.lock().unwrap_or_else(PoisonError::into_inner);
+            let granted = account.as_mut().map_or(Ok(()), |account| account.grow_to(bytes));
+            granted.map_err(|error| refused.set(error)).is_ok()
+        }));
+        let encoder = encoder.cancelled_by(cancel.flag()).granted_by(&grant);
+        let outcome = work(&encoder, &prompt).map_err(|error| prompt_error("messages", error));
+        let outcome = outcome.and_then(|done| check_names(&prompt, encoder).map(|()| done));
+        match (outcome, refusal.get()) {
+            (Err(_), Some(error)) => Err(error.clone()),
+            (outcome, _) => outcome,
+        }
     }
 }
 
-/// Refuses tools, and templates from clients. Values that mean "no tools" are accepted.
-fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
-    let is_empty = |value: &Json| matches!(value, Json::Array(values) if values.is_empty());
-    let is_default = |value: &Json| matches!(value, Json::String(word) if ["none", "auto"].contains(&word.as_str()));
-    fields.refuse("tools", is_empty, LATER)?;
-    fields.refuse("tool_choice", is_default, LATER)?;
-    fields.refuse("functions", is_empty, LATER)?;
-    fields.refuse("function_call", is_default, LATER)?;
-    // Without tools there are no calls, so both values have no effect.
-    fields.boolean("parallel_tool_calls")?;
-    fields.refuse(
-        "chat_template",
-        |_| false,
-        "templates come with the model or with --chat-template of the server, never from a request",
-    )
+/// Refuses templates from clients.
+fn refuse_template(fields: &mut Fields) -> Result<(), ApiError> {
+    let why = "templates come with the model or with --chat-template of the server, never from a request";
+    fields.refuse("chat_template", |_| false, why)
+}
+
+/// Reads `chat_template_kwargs`: variables of the model's template, such as `enable_thinking`.
+fn read_variables(fields: &mut Fields, model: &LoadedModel) -> Result<Option<Map<String, Value>>, ApiError> {
+    let path = fields.path("chat_template_kwargs");
+    let entries = match fields.take("chat_template_kwargs") {
+        None => return Ok(None),
+        Some(Json::Object(entries)) => entries,
+        Some(other) => return Err(fields::wrong_type(&path, "an object", &other)),
+    };
+    if entries.len() > MAX_VARIABLES {
+        return Err(ApiError::field(&path, format!("{path}: expected at most {MAX_VARIABLES} names")));
+    }
+    let encoder = model.prompts();
+    let mut variables = Map::new();
+    for (name, value) in entries {
+        let place = format!("{path}.{}", name.chars().take(64).collect::<String>());
+        if !encoder.accepts_variable(&name) {
+            let message = format!("{path}: the model's chat template has no variable {} that can be set", shown(&name));
+            return Err(ApiError::field(place, message));
+        }
+        let value = match value {
+            Json::Bool(value) => value.into(),
+            Json::Integer(value) if i64::try_from(value).is_ok() => (value as i64).into(),
+            Json::Float(value) => value.into(),
+            Json::String(text) => fields::string(&place, Json::String(text), MAX_VARIABLE_LEN)?.into(),
+            other => return Err(fields::wrong_type(&place, "a boolean, a number or a string", &other)),
+        };
+        variables.insert(name, value);
+    }
+    Ok(Some(variables))
+}
+
+/// Refuses a `name` that would have no effect.
+fn check_names(prompt: &ChatPrompt<'_>, encoder: PromptEncoder<'_>) -> Result<(), ApiError> {
+    match encoder.unwritten_name(prompt).map_err(|error| prompt_error("messages", error))? {
+        None => Ok(()),
+        Some(index) => {
+            let path = format!("messages[{index}].name");
+            let role = prompt.messages[index]["role"].as_str().unwrap_or_default();
+            let message = format!(
+                "{path} is not supported: the model's chat template does not write the name of a {role} message"
+            );
+            Err(ApiError::field(path, message).code("unsupported_parameter"))
+        }
+    }
+}
+
+/// Returns the error for a prompt in the field `param`.
+pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
+    match error {
+        PromptError::OutOfMemory => out_of_memory(),
+        PromptError::NoChatTemplate => {
+            let message = "this model has no chat template, so it cannot chat; /v1/completions continues a text";
+            ApiError::invalid(message).code("no_chat_template")
+        }
+        PromptError::PromptTooLong { at_least, context_len } => {
+            let message = format!(
+                "this model's maximum context length is {context_len} tokens, but the prompt has at least {at_least}"
+            );
+            ApiError::field(param, message).code("context_length_exceeded")
+        }
+        PromptError::Template(
+            error @ (TokenizerError::TemplateRefused(_)
+            | TokenizerError::UnknownRole { .. }
+            | TokenizerError::TemplateTooLarge { .. }
+            | TokenizerError::TemplateTooSlow { .. }),
+        ) => ApiError::field(param, error.to_string()),
+        PromptError::Template(TokenizerError::Cancelled) => blocking::disconnected(),
+        PromptError::Template(error) => {
+            tracing::error!(%error, "the chat template failed");
+            ApiError::field(param, "the model's chat template failed on this conversation")
+        }
+    }
 }

@@ -14,5 +14,6 @@ pub(crate) mod shared_fields;
 pub(crate) mod speculation;
 pub(crate) mod structured_output;
 pub(crate) mod tokenize;
+pub(crate) mod tools;
 pub(crate) mod usage;
 pub(crate) mod whole_reply;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::messages;
+use super::{conversation, messages};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 
@@ -42,7 +42,8 @@ pub(crate) fn encode_prediction(text: &str, model: &LoadedModel) -> Result<Vec<u
     }
     };
     check(model.tokenizer.min_ids(text.len()), "at least ")?;
-    let ids = model.tokenizer.try_encode(text).map_err(|error| messages::prompt_error("prediction", error.into()))?;
+    let ids =
+        model.tokenizer.try_encode(text).map_err(|error| conversation::prompt_error("prediction", error.into()))?;
     check(ids.len(), "")?;
     Ok(ids)
 }

@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use pellucid_generate::LoadedModel;
 use serde::Serialize;
-use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::conversation::Conversation;
-use super::messages::{self, ChatMessage};
+use super::conversation::{Conversation, prompt_error};
 use super::openapi::schemas;
 use super::shared_fields::check_model;
 use crate::http::error::ApiError;
@@ -25,10 +23,8 @@ pub(crate) struct TokenizeRequest {
     pub(crate) model: Option<String>,
     /// A text. Control tokens in it are encoded as text.
     pub(crate) prompt: Option<String>,
-    #[schema(min_items = 1, max_items = 4096)]
-    pub(crate) messages: Option<Vec<ChatMessage>>,
-    #[schema(schema_with = schemas::variables)]
-    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    #[schema(ignore)]
+    pub(crate) conversation: Option<Conversation>,
     /// Add the tokens that the model expects before and after a text.
     #[schema(default = true)]
     pub(crate) add_special_tokens: Option<bool>,
@@ -73,12 +69,10 @@ pub(crate) struct Detokenized {
 pub(crate) struct TemplateRequest {
     #[schema(max_length = 512)]
     pub(crate) model: Option<String>,
-    #[schema(min_items = 1, max_items = 4096)]
-    pub(crate) messages: Vec<ChatMessage>,
+    #[schema(ignore)]
+    pub(crate) conversation: Conversation,
     #[schema(default = true)]
     pub(crate) add_generation_prompt: Option<bool>,
-    #[schema(schema_with = schemas::variables)]
-    pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -128,14 +122,9 @@ impl TokenizeRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<TokenizeRequest, ApiError> {
         let mut fields = Fields::of(value)?;
         let prompt = fields.string("prompt", usize::MAX)?;
-        let (messages, chat_template_kwargs) = match Conversation::read_optional(&mut fields, model)? {
-            Some(conversation) => (Some(conversation.messages), conversation.chat_template_kwargs),
-            None => (None, None),
-        };
         let request = TokenizeRequest {
             prompt,
-            messages,
-            chat_template_kwargs,
+            conversation: Conversation::read_optional(&mut fields, model)?,
             add_special_tokens: fields.boolean("add_special_tokens")?,
             add_generation_prompt: fields.boolean("add_generation_prompt")?,
             return_token_strs: fields.boolean("return_token_strs")?,
@@ -143,10 +132,10 @@ impl TokenizeRequest {
         };
         fields.finish()?;
         check_named(request.model.as_ref(), model)?;
-        if request.prompt.is_some() == request.messages.is_some() {
+        if request.prompt.is_some() == request.conversation.is_some() {
             return Err(ApiError::field("prompt", "expected either prompt or messages"));
         }
-        let unused = match request.messages {
+        let unused = match request.conversation {
             Some(_) => (request.add_special_tokens.is_some(), "add_special_tokens", "prompt"),
             None => (request.add_generation_prompt.is_some(), "add_generation_prompt", "messages"),
         };
@@ -158,21 +147,20 @@ impl TokenizeRequest {
 
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let tokenizer = &model.tokenizer;
-        let tokens = match (&self.prompt, &self.messages) {
-            (_, Some(messages)) => {
-                let variables = self.chat_template_kwargs.as_ref();
-                messages::encode(messages, self.add_generation_prompt.unwrap_or(true), variables, model.prompts())?
+        let tokens = match (&self.prompt, &self.conversation) {
+            (_, Some(conversation)) => {
+                conversation.encode(self.add_generation_prompt.unwrap_or(true), model.prompts())?
             }
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
                 let ids = model.prompts().encode_text(text);
-                let mut ids = ids.map_err(|error| messages::prompt_error("prompt", error))?;
+                let mut ids = ids.map_err(|error| prompt_error("prompt", error))?;
                 ids.try_reserve(tokenizer.suffix().len()).map_err(|_| out_of_memory())?;
                 ids.extend_from_slice(tokenizer.suffix());
                 ids
             }
             (text, None) => {
                 let ids = tokenizer.try_encode(text.as_deref().unwrap_or_default());
-                ids.map_err(|error| messages::prompt_error("prompt", error.into()))?
+                ids.map_err(|error| prompt_error("prompt", error.into()))?
             }
         };
         let mut parts = JsonParts::default();
@@ -217,7 +205,7 @@ impl DetokenizeRequest {
 
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let text = model.tokenizer.try_decode(&self.tokens, self.skip_special_tokens.unwrap_or(false));
-        let text = text.map_err(|error| messages::prompt_error("tokens", error.into()))?;
+        let text = text.map_err(|error| prompt_error("tokens", error.into()))?;
         let held = text.capacity();
         let mut parts = JsonParts::default();
         parts.literal("{\"prompt\":\"");
@@ -230,11 +218,9 @@ impl DetokenizeRequest {
 impl TemplateRequest {
     pub(crate) fn read(value: Json, model: &LoadedModel) -> Result<TemplateRequest, ApiError> {
         let mut fields = Fields::of(value)?;
-        let Conversation { messages, chat_template_kwargs } = Conversation::read(&mut fields, model)?;
         let request = TemplateRequest {
-            messages,
+            conversation: Conversation::read(&mut fields, model)?,
             add_generation_prompt: fields.boolean("add_generation_prompt")?,
-            chat_template_kwargs,
             model: fields.string("model", 512)?,
         };
         fields.finish()?;
@@ -244,8 +230,7 @@ impl TemplateRequest {
 
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
-        let variables = self.chat_template_kwargs.as_ref();
-        let segments = messages::render(&self.messages, add_generation_prompt, variables, model.prompts())?;
+        let segments = self.conversation.render(add_generation_prompt, model.prompts())?;
         let mut shared: Vec<(SharedText, bool)> = Vec::new();
         shared.try_reserve_exact(segments.len()).map_err(|_| out_of_memory())?;
         shared.extend(segments.into_iter().map(|segment| (SharedText(Arc::new(segment.text)), segment.trusted)));

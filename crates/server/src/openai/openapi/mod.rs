@@ -16,13 +16,14 @@ use utoipa::{PartialSchema, ToSchema};
 use super::chat::{ChatFields, ChatRequest};
 use super::client_fields::ClientFields;
 use super::completions::{CompletionFields, CompletionRequest};
+use super::conversation::Conversation;
 use super::shared_fields::SharedFields;
 use schemas::TOKEN_ID;
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
 
 /// Returns an object schema with the fields of several.
-fn merged(parts: [RefOr<Schema>; 4]) -> RefOr<Schema> {
+fn merged<const N: usize>(parts: [RefOr<Schema>; N]) -> RefOr<Schema> {
     let mut whole = Object::default();
     for part in parts {
         if let RefOr::T(Schema::Object(part)) = part {
@@ -36,7 +37,8 @@ fn merged(parts: [RefOr<Schema>; 4]) -> RefOr<Schema> {
 
 impl PartialSchema for ChatRequest {
     fn schema() -> RefOr<Schema> {
-        merged([ChatFields::schema(), SharedFields::schema(), ClientFields::schema(), schemas::sampling()])
+        let platform = ClientFields::schema();
+        merged([Conversation::schema(), ChatFields::schema(), SharedFields::schema(), platform, schemas::sampling()])
     }
 }
 
@@ -46,6 +48,7 @@ impl ToSchema for ChatRequest {
     }
 
     fn schemas(schemas: &mut Schemas) {
+        Conversation::schemas(schemas);
         ChatFields::schemas(schemas);
         SharedFields::schemas(schemas);
     }
@@ -137,8 +140,12 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
             schema["examples"] = json!([example]);
         }
         if name == "ChatMessage" && model.is_some_and(|model| !writes_names(model)) {
-            let description = "Only null: the model's chat template does not write names.";
-            schema["properties"]["name"] = json!({ "type": "null", "description": description });
+            let description = "Only for the result of a tool, whose name it must be: the model's chat template does not \
+                               write names.";
+            schema["properties"]["name"]["description"] = json!(description);
+        }
+        if name == "TokenizeRequest" || name == "TemplateRequest" {
+            add_conversation(schema, name == "TemplateRequest");
         }
         if let (Some(model), Some(property)) = (model, schema.pointer_mut("/properties/chat_template_kwargs")) {
             fit_variables(property, model);
@@ -156,6 +163,16 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
         }
     }
     document
+}
+
+/// Adds the fields of a conversation to the schema of a request.
+fn add_conversation(schema: &mut Value, is_required: bool) {
+    if let Value::Object(fields) = json!(Conversation::schema())["properties"].take() {
+        fields.into_iter().for_each(|(name, field)| schema["properties"][name] = field);
+    }
+    if is_required {
+        schema["required"] = json!(["messages"]);
+    }
 }
 
 /// Whether the model's chat template writes the names of messages.

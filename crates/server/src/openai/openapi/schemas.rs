@@ -46,11 +46,20 @@ pub(crate) fn prompt() -> RefOr<Schema> {
         { "type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": ids }] }))
 }
 
-pub(crate) fn content() -> RefOr<Schema> {
+fn content_parts() -> Value {
     let part = json!({ "type": "object", "required": ["type", "text"], "additionalProperties": false, "properties": {
         "type": { "type": "string", "enum": ["text"] }, "text": { "type": "string" } } });
-    schema(json!({ "description": "Text, or parts of text, which are joined by line ends", "anyOf": [
-        { "type": "string" }, { "type": "array", "minItems": 1, "maxItems": 1024, "items": part }] }))
+    json!({ "type": "array", "minItems": 1, "maxItems": 1024, "items": part })
+}
+
+pub(crate) fn content() -> RefOr<Schema> {
+    schema(json!({ "description": "Text, or parts of text, which are joined by line ends",
+        "anyOf": [{ "type": "string" }, content_parts()] }))
+}
+
+pub(crate) fn optional_content() -> RefOr<Schema> {
+    schema(json!({ "description": "Text, or parts of text, which are joined by line ends. Only an assistant's message \
+        with `tool_calls` may have none", "anyOf": [{ "type": "string" }, content_parts(), { "type": "null" }] }))
 }
 
 pub(crate) fn prediction() -> RefOr<Schema> {
