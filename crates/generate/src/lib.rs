@@ -28,7 +28,7 @@ pub use error::Error;
 pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use grammars::Grammars;
-pub use model::LoadedModel;
+pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{
     Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
 };

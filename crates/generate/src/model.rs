@@ -31,6 +31,8 @@ pub struct LoadedModel {
     pub vocab_size: usize,
     /// Sampling options of a request that gives none: those that the model's files recommend, and the operator's.
     pub sampling: SamplingDefaults,
+    /// Facts about the model's files.
+    pub details: ModelDetails,
     /// Time of loading, in seconds since 1970.
     pub created: u64,
     /// Compiles and keeps the grammars of structured output.
@@ -39,6 +41,21 @@ pub struct LoadedModel {
     pub engine: EngineHandle,
     /// Clock for chat templates that write the date; usually [`utc_now`](crate::utc_now).
     pub now: fn() -> DateTime,
+}
+
+/// Facts about a model's files, for listings.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelDetails {
+    /// `gguf` or `safetensors`.
+    pub format: &'static str,
+    /// Name of the architecture, such as `qwen2`.
+    pub family: String,
+    /// Elements of all tensors.
+    pub num_parameters: u64,
+    /// Type of most of the weights' bytes, such as `Q4_K`.
+    pub quantization: String,
+    /// Size of the files.
+    pub num_bytes: u64,
 }
 
 impl LoadedModel {

@@ -14,7 +14,7 @@ use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::draft_model::{DraftFiles, DraftInfo};
-use crate::loading::{hash_notes, load_decoder, plan_kv_memory, shared_prefix};
+use crate::loading::{details, hash_notes, load_decoder, plan_kv_memory, shared_prefix};
 use crate::recommended_sampling::recommended_sampling;
 use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid, Speculation};
 
@@ -367,6 +367,7 @@ impl Builder {
             context_len: config.context_len,
             vocab_size: config.vocab_size,
             sampling: SamplingDefaults { model: recommended.options, ..SamplingDefaults::default() },
+            details: details(&checkpoint),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             grammars: Grammars::default(),
             engine: EngineHandle::start(engine),

@@ -3,12 +3,13 @@
 //! [`Builder::open`](crate::Builder::open) calls them in order. Programs that drive a model without an engine, such as
 //! benchmarks, call the public ones directly.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use pellucid_checkpoint::Checkpoint;
+use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_engine::{KvBudget, KvNeed, MemoryPlan};
-use pellucid_generate::{ChatPrompt, PromptEncoder, utc_now};
+use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, utc_now};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
@@ -87,6 +88,25 @@ pub fn load_decoder(
         on_event(LoadEvent::Note(remark));
     }
     loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source: Box::new(source) })
+}
+
+/// Returns what listings show of a checkpoint.
+pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
+    let mut bytes_by_type: BTreeMap<&str, usize> = BTreeMap::new();
+    for tensor in checkpoint.tensors() {
+        *bytes_by_type.entry(tensor.dtype.name()).or_default() += tensor.num_bytes();
+    }
+    let most = bytes_by_type.into_iter().max_by_key(|(_, bytes)| *bytes);
+    ModelDetails {
+        format: match checkpoint.source() {
+            Source::Gguf(_) => "gguf",
+            Source::HuggingFace(_) => "safetensors",
+        },
+        family: checkpoint.architecture().unwrap_or_default().to_owned(),
+        num_parameters: checkpoint.tensors().iter().map(|tensor| tensor.num_elements() as u64).sum(),
+        quantization: most.map_or_else(String::new, |(name, _)| name.to_owned()),
+        num_bytes: checkpoint.file_bytes(),
+    }
 }
 
 /// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one. A draft

@@ -20,6 +20,7 @@ mod http;
 mod limits;
 mod log_losses;
 mod metrics;
+mod ollama;
 mod openai;
 mod pages;
 mod random;

@@ -6,6 +6,7 @@ use pellucid_generate::LoadedModel;
 use crate::http::error::ApiError;
 use crate::http::json::Json;
 use crate::openai::chat::ChatRequest;
+use crate::openai::completions::CompletionRequest;
 
 /// The body of a request in OpenAI's names, with the names under which the client sent its values.
 #[derive(Debug, Default)]
@@ -22,6 +23,11 @@ impl ChatBody {
             self.entries.push((name.to_owned(), value));
             self.paths.add(name, source);
         }
+    }
+
+    /// Whether a field was set.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.entries.iter().any(|(key, _)| key == name)
     }
 
     /// Adds a message that the client sent as `source`.
@@ -59,6 +65,14 @@ impl ChatBody {
     pub(crate) fn read_chat(mut self, model: &LoadedModel) -> Result<(ChatRequest, Paths), ApiError> {
         self.entries.push(("messages".into(), Json::Array(self.messages)));
         match ChatRequest::read(Json::Object(self.entries), model) {
+            Ok(request) => Ok((request, self.paths)),
+            Err(error) => Err(self.paths.translate(error)),
+        }
+    }
+
+    /// Reads the body as a request to continue a text.
+    pub(crate) fn read_completion(self, model: &LoadedModel) -> Result<(CompletionRequest, Paths), ApiError> {
+        match CompletionRequest::read(Json::Object(self.entries), model) {
             Ok(request) => Ok((request, self.paths)),
             Err(error) => Err(self.paths.translate(error)),
         }

@@ -66,6 +66,7 @@ pub fn model() -> LoadedModel {
         context_len: CONTEXT_LEN,
         vocab_size,
         sampling: Default::default(),
+        details: Default::default(),
         created: 0,
         grammars: Default::default(),
         engine: EngineHandle::start(engine(vocab_size)),

@@ -49,6 +49,11 @@ impl Fields {
         format!("{}{name}", self.path)
     }
 
+    /// Whether a field is present and not null.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.entries.iter().any(|(key, value)| key == name && *value != Json::Null)
+    }
+
     /// Takes a field; null counts as absent.
     pub(crate) fn take(&mut self, name: &str) -> Option<Json> {
         let at = self.entries.iter().position(|(key, _)| key == name)?;

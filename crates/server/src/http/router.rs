@@ -23,6 +23,7 @@ use super::route_table::RouteTable;
 use super::routes;
 use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
+use crate::ollama::routes as ollama;
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
 use crate::pages::docs::DocsPage;
@@ -42,6 +43,12 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::completions))
         .routes(routes!(anthropic::messages))
         .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(ollama::chat))
+        .routes(routes!(ollama::generate))
+        .routes(routes!(ollama::tags))
+        .routes(routes!(ollama::ps))
+        .routes(routes!(ollama::show))
+        .routes(routes!(ollama::version))
         .routes(routes!(routes::models))
         .routes(routes!(routes::model))
         .routes(routes!(websocket::stream))

@@ -19,7 +19,7 @@ pub use faulty_model::{LOST_DEVICE, NO_MEMORY};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit, SpeculationOptions};
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{LoadedModel, ModelDetails};
 use pellucid_model::{BLOCK_LEN, Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
@@ -146,6 +146,7 @@ impl Server {
             context_len,
             vocab_size,
             sampling: setup.sampling,
+            details: ModelDetails { format: "safetensors", family: "llama".into(), ..ModelDetails::default() },
             created: 1_700_000_000,
             grammars: Default::default(),
             engine: EngineHandle::start(engine),

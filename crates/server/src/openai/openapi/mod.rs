@@ -80,6 +80,9 @@ fn example(name: &str, model: &str) -> Option<Value> {
         }
         "CompletionRequest" => json!({ "model": model, "prompt": "The sky is", "max_tokens": 16, "stop": ["."] }),
         "MessagesRequest" => json!({ "model": model, "max_tokens": 16, "messages": messages }),
+        "OllamaChatRequest" => json!({ "model": model, "messages": messages, "stream": false }),
+        "OllamaGenerateRequest" => json!({ "model": model, "prompt": "Why is the sky blue?", "stream": false }),
+        "OllamaShowRequest" => json!({ "model": model }),
         "CountTokensRequest" => json!({ "model": model, "messages": messages }),
         "TokenizeRequest" => json!({ "model": model, "prompt": "The sky is" }),
         "DetokenizeRequest" => json!({ "model": model, "tokens": [1, 2, 3] }),
@@ -89,11 +92,14 @@ fn example(name: &str, model: &str) -> Option<Value> {
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 9] = [
+const STRICT: [&str; 12] = [
     "ChatRequest",
     "CompletionRequest",
     "MessagesRequest",
     "CountTokensRequest",
+    "OllamaChatRequest",
+    "OllamaGenerateRequest",
+    "OllamaShowRequest",
     "TokenizeRequest",
     "DetokenizeRequest",
     "TemplateRequest",
@@ -107,7 +113,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "LLM inference with OpenAI's and Anthropic's APIs, and routes for tokens, health and metrics.",
+            "LLM inference with the APIs of OpenAI, Anthropic and Ollama, and routes for tokens, health and metrics.",
         ))
         .build();
     api.servers = None;
