@@ -135,6 +135,8 @@ pub struct ChoiceText {
     reports_logprobs: bool,
     held: VecDeque<HeldToken>,
     num_tokens: usize,
+    /// Where the tokens end whose part is not known yet; see [`HeldToken::end`].
+    undecided: VecDeque<usize>,
     num_thought_tokens: usize,
     finish: Option<Finish>,
 }
@@ -163,6 +165,7 @@ impl ChoiceText {
             reports_logprobs: rules.reports_logprobs,
             held: VecDeque::new(),
             num_tokens: 0,
+            undecided: VecDeque::new(),
             num_thought_tokens: 0,
             finish: None,
         }
@@ -222,17 +225,20 @@ impl ChoiceText {
                 (piece, parts)
             }
         };
-        let part = self.splitter.as_ref().map_or(PartKind::Answer, ReplySplitter::part);
-        self.num_thought_tokens += usize::from(part == PartKind::Thought);
         let offset = self.num_characters;
         self.num_decoded += piece.len();
         self.num_characters += piece.chars().count();
+        // A token that completes no character is released with the one that does.
+        let end = self.num_decoded + usize::from(piece.is_empty());
         if self.reports_logprobs || token.trace.is_some() {
-            // A token that completes no character is released with the one that does.
-            let end = self.num_decoded + usize::from(piece.is_empty());
+            let part = PartKind::Answer;
             let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs.take(), offset, at_start, part };
             let trace = ReplyTrace::of(token).map(Box::new);
             self.held.push_back(HeldToken { end, token: reply_token, trace });
+        }
+        if self.splitter.is_some() {
+            self.undecided.push_back(end);
+            self.assign_parts();
         }
         let mut delta = self.release(parts);
         if let Some(found) = self.stops.found() {
@@ -279,6 +285,8 @@ impl ChoiceText {
                 parts
             }
         };
+        self.num_decoded += usize::from(!self.undecided.is_empty());
+        self.assign_parts();
         let mut delta = self.release(parts);
         let finish = self.stops.found().map(|found| Finish::StopString(found.to_owned()));
         if finish.is_none() {
@@ -289,6 +297,24 @@ impl ChoiceText {
         }
         delta.traces.extend(self.remaining_traces());
         Some(Delta { finish, ..delta })
+    }
+
+    /// Gives the tokens whose text was decided by the last piece their part. Text that may become a marker belongs to no
+    /// part until it is known.
+    fn assign_parts(&mut self) {
+        let Some(splitter) = &self.splitter else { return };
+        let decided = self.num_decoded - splitter.num_held();
+        let first = self.undecided.front().copied().unwrap_or(usize::MAX);
+        for held in self.held.iter_mut().filter(|held| (first..=decided).contains(&held.end)) {
+            held.token.part = splitter.part();
+        }
+        let mut num_decided = 0;
+        while self.undecided.pop_front_if(|end| *end <= decided).is_some() {
+            num_decided += 1;
+        }
+        if splitter.part() == PartKind::Thought {
+            self.num_thought_tokens += num_decided;
+        }
     }
 
     fn remaining_traces(&mut self) -> impl Iterator<Item = ReplyTrace> {

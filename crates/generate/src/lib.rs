@@ -20,6 +20,7 @@ mod prompt;
 mod prompt_replies;
 mod reply_format;
 mod summary;
+mod thinking;
 mod tool_messages;
 
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
@@ -32,10 +33,11 @@ pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{
     Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
 };
-pub use prompt::{ChatPrompt, PromptEncoder};
+pub use prompt::{ChatPrompt, EncodedChat, PromptEncoder};
 pub use reply_format::{
     CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplySplitter,
     ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError, ToolRules,
 };
 pub use summary::Summary;
+pub use thinking::Thinking;
 pub use tool_messages::ToolCall;

@@ -1,13 +1,13 @@
 //! A model that is ready to answer: its engine runs, its tokenizer and chat template are read.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use pellucid_engine::{EngineHandle, TenantId};
 use pellucid_grammar::{CompiledGrammar, GrammarSource};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
-use crate::{Grammars, PromptEncoder};
+use crate::{Grammars, PromptEncoder, Thinking};
 
 /// A model behind a running engine. The program that opened the files and chose the device builds it.
 #[derive(Debug)]
@@ -37,6 +37,8 @@ pub struct LoadedModel {
     pub created: u64,
     /// Compiles and keeps the grammars of structured output.
     pub grammars: Grammars,
+    /// The thoughts of the model; see [`LoadedModel::thinking`].
+    pub thinking: OnceLock<Thinking>,
     /// Submits requests to the engine. Dropping the model stops the engine.
     pub engine: EngineHandle,
     /// Clock for chat templates that write the date; usually [`utc_now`](crate::utc_now).

@@ -14,6 +14,9 @@ use crate::Error;
 /// Variables that [`PromptEncoder::render`] sets itself.
 const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
 
+/// Characters of [`EncodedChat::ending`], more than any marker has.
+const MAX_ENDING: usize = 128;
+
 /// Makes the token ids of prompts.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptEncoder<'m> {
@@ -36,6 +39,15 @@ pub struct ChatPrompt<'c> {
     pub variables: Option<&'c Map<String, Value>>,
     /// Tools that the model may call, as [`ToolRules::prompt_tools`](crate::ToolRules::prompt_tools) returns them.
     pub tools: Option<&'c Value>,
+}
+
+/// A conversation as ids.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EncodedChat {
+    /// The token ids.
+    pub ids: Vec<u32>,
+    /// The end of the text, as far as the template wrote it. It may hold a marker that the reply continues.
+    pub ending: String,
 }
 
 impl<'c> ChatPrompt<'c> {
@@ -73,12 +85,17 @@ impl<'m> PromptEncoder<'m> {
 
     /// Returns the ids of a conversation. The template writes the model's first token itself.
     pub fn encode_chat(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<u32>, Error> {
+        Ok(self.encode_with_ending(prompt)?.ids)
+    }
+
+    /// Returns the ids of a conversation with the end of its text.
+    pub fn encode_with_ending(&self, prompt: &ChatPrompt<'_>) -> Result<EncodedChat, Error> {
         // Templates print the contents, so contents that cannot fit are refused before they are rendered.
         self.check_length(prompt.messages.iter().map(|message| text_bytes(&message["content"])).sum())?;
         let segments = self.render(prompt)?;
         let num_bytes = segments.iter().map(|segment| segment.text.len()).sum();
         self.check_length(num_bytes)?;
-        Ok(self.tokenizer.try_encode_segments(&segments)?)
+        Ok(EncodedChat { ids: self.tokenizer.try_encode_segments(&segments)?, ending: ending(&segments) })
     }
 
     /// Returns the ids of a text to continue, after the ids that the model expects before every text.
@@ -150,6 +167,14 @@ impl<'m> PromptEncoder<'m> {
             _ => Ok(()),
         }
     }
+}
+
+/// Returns the last characters of the text that the template wrote behind the last message.
+fn ending(segments: &[Segment]) -> String {
+    let first = segments.iter().rposition(|segment| !segment.trusted).map_or(0, |last| last + 1);
+    let text: String = segments[first..].iter().map(|segment| segment.text.as_str()).collect();
+    let skipped = text.chars().count().saturating_sub(MAX_ENDING);
+    text.chars().skip(skipped).collect()
 }
 
 /// Returns the bytes of a message's content: a text, or parts with texts.

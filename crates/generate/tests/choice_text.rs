@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 
 use pellucid_engine::TokenEvent;
-use pellucid_generate::{ChoiceText, Delta, Finish, ReplyToken, TextRules};
+use pellucid_generate::{ChoiceText, Delta, Finish, PartKind, ReplySplitter, ReplyToken, TextRules, ThoughtMarkers};
 use pellucid_sampling::Logprobs;
 use pellucid_tokenizer::{TextStream, Tokenizer};
 
@@ -140,4 +140,47 @@ fn the_tokens_of_a_sentencepiece_reply_join_to_its_text() {
         assert_eq!(String::from_utf8(joined).unwrap(), text, "{name}");
         assert_eq!(whole.tokens.iter().filter(|token| token.at_start).count(), 1, "{name}");
     }
+}
+
+/// Splits a reply whose markers are spelled with several tokens; returns it whole and its count of thought tokens.
+fn thinking(reply: &str, markers: ThoughtMarkers, is_open: bool) -> (Delta, usize) {
+    let tokenizer = support::tokenizer();
+    let splitter = ReplySplitter::default().with_thoughts(markers, is_open);
+    let rules = TextRules { stop: &["stop".into()], min_tokens: 0, reports_logprobs: true, splitter: Some(&splitter) };
+    let mut choice = ChoiceText::new(0, TextStream::new(tokenizer.clone(), true), rules);
+    let mut whole = Delta::new(0);
+    for id in tokenizer.encode_special(reply) {
+        whole.append(choice.push(event(id))).unwrap();
+    }
+    whole.append(choice.end(Finish::EndToken(None))).unwrap();
+    (whole, choice.num_thought_tokens())
+}
+
+#[test]
+fn tokens_belong_to_thoughts_or_to_the_answer() {
+    let tokenizer = support::tokenizer();
+    let markers = ThoughtMarkers::new("<think>", "</think>");
+    let text_of = |whole: &Delta, part: PartKind| -> String {
+        let ids: Vec<u32> = whole.tokens.iter().filter(|token| token.part == part).map(|token| token.id).collect();
+        tokenizer.decode(&ids, false)
+    };
+    for (reply, is_open, thoughts, answer) in [
+        ("<think>\nstop is </thin\n</think>\n\nIt is <think>.", false, "stop is </thin", "It is <think>."),
+        ("every valley</think>Hello", true, "every valley", "Hello"),
+        ("<thin Hello", false, "", "<thin Hello"),
+        ("<think>every valley</thin", false, "every valley</thin", ""),
+    ] {
+        let (whole, num_thought_tokens) = thinking(reply, markers.clone(), is_open);
+        assert_eq!((whole.thoughts.as_str(), whole.text.as_str()), (thoughts, answer), "{reply:?}");
+        // The tokens of the answer are its text; all others, markers included, are those of the thoughts.
+        let rest = reply.len() - answer.len();
+        assert_eq!(text_of(&whole, PartKind::Answer), answer, "{reply:?}");
+        assert_eq!(text_of(&whole, PartKind::Thought), reply[..rest], "{reply:?}");
+        let is_thought = |token: &&ReplyToken| token.part == PartKind::Thought;
+        assert_eq!(num_thought_tokens, whole.tokens.iter().filter(is_thought).count(), "{reply:?}");
+    }
+    // A stop string ends the answer, not the thoughts.
+    let (whole, _) = thinking("<think>stop</think>every stop valley", markers, false);
+    assert_eq!((whole.thoughts.as_str(), whole.text.as_str()), ("stop", "every "));
+    assert_eq!(whole.finish, Some(Finish::StopString("stop".into())));
 }

@@ -4,8 +4,9 @@ mod support;
 
 use std::path::{Path, PathBuf};
 
-use pellucid_generate::ThoughtMarkers;
-use pellucid_tokenizer::{ChatTemplate, Tokenizer};
+use pellucid_generate::{ThinkingSettings, ThoughtMarkers};
+use pellucid_tokenizer::{ChatTemplate, Conversation, Tokenizer};
+use serde_json::{Value, json};
 
 /// Returns the published templates; see `.ci/fetch-conformance`.
 fn templates() -> Option<PathBuf> {
@@ -98,4 +99,63 @@ fn unknown_tags_are_found_by_rendering() {
     let (template, _) = compile("{% for m in messages %}{{ m.thinking }} {{ m.content }}{% endfor %}");
     assert_eq!(ThoughtMarkers::of(Some(&template), &tokenizer), None);
     assert_eq!(ThoughtMarkers::of(None, &tokenizer), None);
+}
+
+/// Settings by a part of the file's name: variables for the efforts `none` and `high`, or the reason why there are none,
+/// and the field of earlier thoughts.
+const SETTINGS: &[(&str, &str, &str, &str)] = &[
+    ("Qwen3-0.6B", r#"{"enable_thinking":false}"#, r#"{"enable_thinking":true}"#, "reasoning_content"),
+    ("GLM-4.6", r#"{"enable_thinking":false}"#, r#"{"enable_thinking":true}"#, "reasoning_content"),
+    ("SmolLM3", r#"{"enable_thinking":false}"#, r#"{"enable_thinking":true}"#, ""),
+    ("granite-3.3", r#"{"thinking":false}"#, r#"{"thinking":true}"#, ""),
+    ("gpt-oss", "AlwaysThinks", r#"{"reasoning_effort":"high"}"#, "thinking"),
+    ("Solar-Open", "AlwaysThinks", r#"{"reasoning_effort":"high"}"#, "reasoning"),
+    ("Hy3", r#"{"reasoning_effort":"no_think"}"#, r#"{"reasoning_effort":"high"}"#, "reasoning_content"),
+    ("Cohere2MoE", r#"{"reasoning_effort":"none"}"#, r#"{"reasoning_effort":"high"}"#, "reasoning_content"),
+    ("Kimi-K3", r#"{"thinking":false}"#, r#"{"thinking":true,"thinking_effort":"high"}"#, "reasoning_content"),
+    ("Kimi-K2-Thinking", "NoSetting", "NoSetting", "reasoning_content"),
+    ("MiniMax-M3", r#"{"thinking_mode":"disabled"}"#, r#"{"thinking_mode":"enabled"}"#, "reasoning_content"),
+    ("LFM2.5-8B", "NoSetting", "NoSetting", "thinking"),
+    ("LFM2-8B", "NoSetting", "NoSetting", ""),
+    ("GigaChat3-", "NoSetting", "NoSetting", ""),
+    ("R1-Distill-Llama", "NoSetting", "NoSetting", ""),
+    ("Qwen2.5", "NoSetting", "NoSetting", ""),
+    ("Ministral-3-14B-Reasoning", "NoSetting", "NoSetting", "content"),
+];
+
+#[test]
+fn settings_of_published_templates() {
+    let Some(folder) = templates() else { return };
+    let tokenizer = support::tokenizer();
+    for &(part, none, high, field) in SETTINGS {
+        let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+        let path = files.find(|path| path.file_name().unwrap().to_string_lossy().contains(part)).unwrap();
+        let template = ChatTemplate::compile(&std::fs::read_to_string(&path).unwrap(), &tokenizer).unwrap();
+        let settings = ThinkingSettings::of(&template);
+        let variables = |effort: &str| match settings.variables(effort) {
+            Ok(variables) => Value::Object(variables).to_string(),
+            Err(error) => format!("{error:?}"),
+        };
+        assert_eq!((variables("none").as_str(), variables("high").as_str()), (none, high), "{part}");
+        let plain = json!({ "role": "assistant", "content": "42" });
+        let mut message = plain.clone();
+        settings.set_thoughts(&mut message, "Six times seven".into());
+        let changed = message.as_object().unwrap().iter().find(|(name, value)| plain.get(name) != Some(value));
+        assert_eq!(changed.map_or("", |(name, _)| name), field, "{part}: {message}");
+    }
+}
+
+/// Thoughts of the turn that the model goes on with reach the prompt in the format of the template.
+#[test]
+fn earlier_thoughts_reach_the_prompt() {
+    let source = "{% for m in messages %}{{ m.role }}: {% if m.reasoning %}<think>{{ m.reasoning }}</think>{% endif %}\
+                  {{ m.content }}{% endfor %}";
+    let (template, _) = compile(source);
+    let mut message = json!({ "role": "assistant", "content": "42" });
+    ThinkingSettings::of(&template).set_thoughts(&mut message, "Hm.".into());
+    let conversation = Conversation { messages: &[message], ..Conversation::default() };
+    let segments = template.render(&conversation).unwrap();
+    let text: String = segments.iter().map(|segment| segment.text.as_str()).collect();
+    assert_eq!(text, "assistant: <think>Hm.</think>42");
+    assert!(segments.iter().all(|segment| !segment.trusted || !segment.text.contains("Hm.")), "{segments:?}");
 }

@@ -370,6 +370,7 @@ impl Builder {
             details: details(&checkpoint),
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             grammars: Grammars::default(),
+            thinking: Default::default(),
             engine: EngineHandle::start(engine),
             now: utc_now,
         };

@@ -36,7 +36,10 @@ impl ReplySplitter {
 
     /// Ends the reply and returns what was held back.
     pub fn finish(&mut self) -> Vec<ReplyPart> {
-        self.thoughts.as_mut().and_then(ThoughtSplitter::finish).into_iter().collect()
+        let Some(thoughts) = &mut self.thoughts else { return Vec::new() };
+        let rest = thoughts.finish();
+        self.part = thoughts.part();
+        rest.into_iter().collect()
     }
 
     /// Bytes that are held back because they may belong to a marker.

@@ -101,9 +101,9 @@ impl ThinkingSettings {
                 return Err(ThinkingError::UnknownLevel);
             }
             (Some(name), _) if is_on => drop(variables.insert(name.to_owned(), effort.into())),
+            _ if !self.switches.is_empty() => {}
             (Some(name), Some(none)) => drop(variables.insert(name.to_owned(), none.into())),
-            (Some(_), None) if self.switches.is_empty() => return Err(ThinkingError::AlwaysThinks),
-            _ => {}
+            _ => return Err(ThinkingError::AlwaysThinks),
         }
         Ok(variables)
     }
@@ -134,6 +134,8 @@ impl History {
         match field {
             Some(field) => History::Field(field),
             None if rendered_block(template) => History::ContentPart,
+            // A template may write them only in conversations that are not tried here.
+            None if template.quotes("reasoning_content") => History::Field("reasoning_content"),
             None => History::Dropped,
         }
     }

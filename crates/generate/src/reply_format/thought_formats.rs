@@ -205,5 +205,6 @@ pub(super) fn rendered_block(template: &ChatTemplate) -> bool {
     let content = json!([{ "type": "thinking", "thinking": THOUGHT }, { "type": "text", "text": ANSWER }]);
     let text = render_with(template, json!({ "role": "assistant", "content": content }));
     // A template that prints lists as they are shows the name of the field as well.
-    text.is_some_and(|text| text.contains(THOUGHT) && text.contains(ANSWER) && !text.contains("thinking'"))
+    let is_raw = |text: &str| text.contains("thinking'") || text.contains("thinking\"");
+    text.is_some_and(|text| text.contains(THOUGHT) && text.contains(ANSWER) && !is_raw(&text))
 }

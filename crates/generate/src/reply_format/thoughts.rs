@@ -40,6 +40,11 @@ impl ThoughtMarkers {
         prompt.trim_end().ends_with(self.open.trim_end())
     }
 
+    /// Whether a prompt that ends with this text has ended the thoughts, so that the reply is the answer.
+    pub fn is_closed_by(&self, prompt: &str) -> bool {
+        !self.needs_heading() && prompt.trim_end().ends_with(self.close.trim_end())
+    }
+
     /// Returns the text with which thoughts are ended early, up to the beginning of the answer.
     pub fn closing_text(&self) -> String {
         match self.answer_heading() {

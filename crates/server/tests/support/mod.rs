@@ -149,6 +149,7 @@ impl Server {
             details: ModelDetails { format: "safetensors", family: "llama".into(), ..ModelDetails::default() },
             created: 1_700_000_000,
             grammars: Default::default(),
+            thinking: Default::default(),
             engine: EngineHandle::start(engine),
             now: some_day,
         };

@@ -1,0 +1,64 @@
+//! The thoughts of a loaded model: their format, the settings of its template, and what both make of a prompt.
+
+use std::sync::{Arc, OnceLock};
+
+use pellucid_sampling::TokenConstraint;
+
+use crate::{LoadedModel, MarkerTokens, PromptRequest, ThinkingSettings, ThoughtConstraint, ThoughtMarkers};
+
+/// The thoughts of one model, read from its chat template and vocabulary on first use.
+#[derive(Debug)]
+pub struct Thinking {
+    /// Markers of the thoughts; `None` for a model that writes none.
+    pub markers: Option<ThoughtMarkers>,
+    /// Variables of the template that set them.
+    pub settings: ThinkingSettings,
+    tokens: OnceLock<Arc<MarkerTokens>>,
+}
+
+impl Thinking {
+    fn of(model: &LoadedModel) -> Thinking {
+        let template = model.template.as_ref();
+        Thinking {
+            // A model without a template does not chat, so its replies have no parts.
+            markers: template.and_then(|template| ThoughtMarkers::of(Some(template), &model.tokenizer)),
+            settings: template.map(ThinkingSettings::of).unwrap_or_default(),
+            tokens: OnceLock::new(),
+        }
+    }
+}
+
+impl LoadedModel {
+    /// Returns what is known of the model's thoughts.
+    pub fn thinking(&self) -> &Thinking {
+        self.thinking.get_or_init(|| Thinking::of(self))
+    }
+
+    /// Makes the replies to a chat prompt separate thoughts from the answer, applies the request's constraint to the
+    /// answer alone, and ends thoughts that have `budget` tokens. `ending` is the end of the prompt's text, as
+    /// [`EncodedChat`](crate::EncodedChat) has it. Changes nothing for a model without thoughts.
+    pub fn separate_thoughts(&self, prompt: &mut PromptRequest, ending: &str, budget: Option<usize>) {
+        let Thinking { markers: Some(markers), .. } = self.thinking() else { return };
+        let is_open = markers.is_opened_by(ending);
+        prompt.splitter = Some(prompt.splitter.take().unwrap_or_default().with_thoughts(markers.clone(), is_open));
+        let answer = prompt.request.constraint.take();
+        prompt.request.constraint = match answer {
+            // The prompt has ended the thoughts, so the reply is the answer.
+            answer if markers.is_closed_by(ending) => answer,
+            None if budget.is_none() => None,
+            answer => Some(self.thought_constraint(markers, is_open, budget, answer)),
+        };
+    }
+
+    fn thought_constraint(
+        &self,
+        markers: &ThoughtMarkers,
+        is_open: bool,
+        budget: Option<usize>,
+        answer: Option<Arc<dyn TokenConstraint>>,
+    ) -> Arc<dyn TokenConstraint> {
+        let find = || Arc::new(MarkerTokens::new(markers.clone(), self.tokenizer.clone(), self.vocab_size));
+        let tokens = self.thinking().tokens.get_or_init(find).clone();
+        Arc::new(ThoughtConstraint { tokens, is_open, budget, answer })
+    }
+}
