@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use super::{Engine, Overcommit};
 use crate::kv_cache::{OutOfBlocks, TenantId};
-use crate::scheduler::{Contender, next_tenant, tenant_to_preempt};
+use crate::scheduler::{Contender, fits_share, next_tenant, tenant_to_preempt};
 use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::{Event, fallible};
 
@@ -26,10 +26,9 @@ enum Admission {
 #[derive(Clone, Copy)]
 enum Shortage {
     /// Running sequences, of `max_sequences`.
-    Sequences(usize),
-    /// Blocks of KV memory. Blocks found in the prefix cache are included: once the request runs, they count towards
-    /// its tenant's share.
-    Blocks(usize),
+    Sequences,
+    /// Blocks of KV memory.
+    Blocks,
 }
 
 impl Engine {
@@ -128,7 +127,7 @@ impl Engine {
                     return outcome;
                 }
                 Admission::AtQuota => None,
-                Admission::Short(shortage) => self.victim_for(tenant, shortage),
+                Admission::Short(shortage) => self.victim_for(tenant, &group, shortage),
             };
             let Some(victim) = victim else {
                 self.enqueue(id, group);
@@ -145,7 +144,7 @@ impl Engine {
     fn try_start(&mut self, group: &mut SequenceGroup) -> Admission {
         let num_running: usize = self.running.values().map(SequenceGroup::num_slots).sum();
         if num_running + group.num_slots() > self.options.max_sequences {
-            return Admission::Short(Shortage::Sequences(group.num_slots()));
+            return Admission::Short(Shortage::Sequences);
         }
         let needed = self.num_blocks_to_start(group);
         match self.reserve(group, needed) {
@@ -154,15 +153,15 @@ impl Engine {
                 group.release(&mut self.cache);
                 match why {
                     OutOfBlocks::Quota { .. } => Admission::AtQuota,
-                    OutOfBlocks::Memory { .. } => Admission::Short(Shortage::Blocks(needed)),
+                    OutOfBlocks::Memory { .. } => Admission::Short(Shortage::Blocks),
                 }
             }
         }
     }
 
-    /// Returns the number of blocks that a request reserves when it starts. It is always enough for the tokens that its
-    /// sequences have: what is computed again after a preemption never causes another preemption, only new tokens do,
-    /// so every request ends.
+    /// Returns the number of blocks that a request reserves when it starts, with those found in the prefix cache: once
+    /// it runs, they count towards its tenant's share. It is always enough for the tokens that its sequences have: what
+    /// is computed again after a preemption never causes another preemption, only new tokens do, so every request ends.
     fn num_blocks_to_start(&self, group: &SequenceGroup) -> usize {
         let Engine { options, model, .. } = self;
         let request = &group.request;
@@ -224,33 +223,30 @@ impl Engine {
         }
     }
 
-    /// Returns the request to preempt so that `needy` can start one: a paused request, which computes nothing with what
-    /// it holds; else the latest of a tenant that holds more than its share, if `needy` would then hold no more than
-    /// its own.
-    fn victim_for(&self, needy: TenantId, shortage: Shortage) -> Option<GroupId> {
+    /// Returns the request to preempt so that `needy` can start `group`: a paused request, which computes nothing with
+    /// what it holds; else the latest of a tenant that holds more than its share, if `needy` would then hold no more
+    /// than its own shares of sequences and of blocks.
+    fn victim_for(&self, needy: TenantId, group: &SequenceGroup, shortage: Shortage) -> Option<GroupId> {
         if let Some(paused) = self.latest(|group| group.is_paused) {
             return Some(paused);
         }
+        let resource = |held: &dyn Fn(TenantId) -> usize| {
+            (self.running_tenants(held), Contender { tenant: needy, held: held(needy) })
+        };
+        let sequences = resource(&|tenant| self.num_sequences_of(tenant));
+        let blocks = resource(&|tenant| self.num_blocks_of(tenant));
+        let num_slots = (group.num_slots(), self.options.max_sequences);
+        let num_blocks = (self.num_blocks_to_start(group), self.cache.num_blocks());
+        if !fits_share(&sequences.0, sequences.1, num_slots.0, num_slots.1)
+            || !fits_share(&blocks.0, blocks.1, num_blocks.0, num_blocks.1)
+        {
+            return None;
+        }
         let tenant = match shortage {
-            Shortage::Sequences(needed) => {
-                self.tenant_over_share(needy, |t| self.num_sequences_of(t), needed, self.options.max_sequences)
-            }
-            Shortage::Blocks(needed) => {
-                self.tenant_over_share(needy, |t| self.num_blocks_of(t), needed, self.cache.num_blocks())
-            }
+            Shortage::Sequences => tenant_to_preempt(&sequences.0, sequences.1, num_slots.0, num_slots.1),
+            Shortage::Blocks => tenant_to_preempt(&blocks.0, blocks.1, num_blocks.0, num_blocks.1),
         }?;
         self.latest(|group| group.tenant() == tenant)
-    }
-
-    fn tenant_over_share(
-        &self,
-        needy: TenantId,
-        held: impl Fn(TenantId) -> usize,
-        needed: usize,
-        total: usize,
-    ) -> Option<TenantId> {
-        let needy = Contender { tenant: needy, held: held(needy) };
-        tenant_to_preempt(&self.running_tenants(held), needy, needed, total)
     }
 
     /// Returns the running request that arrived last among those for which `matches` holds.

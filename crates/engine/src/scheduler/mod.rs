@@ -141,14 +141,25 @@ pub fn next_tenant(contenders: &[Contender], served: &Served) -> Option<TenantId
 /// Returns the tenant whose request is preempted so that `needy` can hold `needed` more of `total`: the one that holds
 /// most, if that is more than its share and `needy` would hold no more than its own.
 pub fn tenant_to_preempt(running: &[Contender], needy: Contender, needed: usize, total: usize) -> Option<TenantId> {
-    let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.held > 0).count() + 1;
-    let share = (total / num_tenants).max(1);
     // Otherwise two tenants whose requests are larger than a share would preempt each other for ever.
-    if needy.held + needed > share {
+    if !fits_share(running, needy, needed, total) {
         return None;
     }
     let largest = running.iter().filter(|c| c.tenant != needy.tenant).max_by_key(|c| (c.held, c.tenant))?;
-    (largest.held > share).then_some(largest.tenant)
+    (largest.held > equal_share(running, needy, total)).then_some(largest.tenant)
+}
+
+/// Whether `needy` can hold `needed` more of `total` within its share. A tenant that preempts others must fit its
+/// shares of all resources: otherwise one that exceeds its share of sequences and one that exceeds its share of blocks
+/// would preempt each other for ever.
+pub fn fits_share(running: &[Contender], needy: Contender, needed: usize, total: usize) -> bool {
+    needy.held + needed <= equal_share(running, needy, total)
+}
+
+/// Returns the part of `total` that each of the tenants may hold, `needy` among them.
+fn equal_share(running: &[Contender], needy: Contender, total: usize) -> usize {
+    let num_tenants = running.iter().filter(|c| c.tenant != needy.tenant && c.held > 0).count() + 1;
+    (total / num_tenants).max(1)
 }
 
 #[cfg(test)]
@@ -209,6 +220,7 @@ mod tests {
         assert_eq!(tenant_to_preempt(&[c(1, 4), c(2, 4)], c(2, 4), 1, 8), None);
         assert_eq!(tenant_to_preempt(&[c(1, 4), c(2, 3)], c(2, 3), 1, 8), None, "four of eight is not above its share");
         assert_eq!(tenant_to_preempt(&[], c(2, 0), 1, 8), None);
+        assert!(fits_share(&[c(1, 8), c(3, 0)], c(2, 1), 3, 8) && !fits_share(&[c(1, 8)], c(2, 1), 4, 8));
     }
 
     proptest! {
