@@ -13,6 +13,8 @@ pub struct RequestStats {
     pub cached_tokens: usize,
     /// Generated tokens of all choices or beams, including those that were not returned.
     pub output_tokens: usize,
+    /// Part of `output_tokens` that a grammar forced: no other token was possible.
+    pub forced_tokens: usize,
     /// Times that the request was preempted.
     pub preemptions: usize,
     /// From submission to the start of the request.
@@ -52,12 +54,15 @@ pub struct EngineStats {
     pub forward_time: Duration,
     /// Computed tokens of prompts, and tokens that were computed again after a preemption.
     pub prefill_tokens: u64,
-    /// Computed tokens of replies: one for each sequence and step, and the drafted tokens that were accepted.
+    /// Computed tokens of replies: one for each sequence and step, the drafted tokens that were accepted, and tokens
+    /// that a grammar forced.
     pub decode_tokens: u64,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
     /// The part of `cached_tokens` that was found in prefixes that the operator declared shared.
     pub shared_cached_tokens: u64,
+    /// Tokens of replies that a grammar forced.
+    pub forced_tokens: u64,
     /// Drafted and accepted tokens of all requests.
     pub speculation: SpeculationStats,
     /// Errors of the draft model: failed steps, and logits that could not be sampled. Requests do not notice them.

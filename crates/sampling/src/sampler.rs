@@ -161,6 +161,15 @@ impl Sampler {
         Ok((choice, recorder.finish(input.position, &outcome, logprob)))
     }
 
+    /// Returns the choice of the only token that a mask allows, without its logits. `num_output` is the number of
+    /// tokens of the reply before it. `None` if the row of logits is needed: for log probabilities, for the state of
+    /// Mirostat, or because another step excludes the token, which is an error of [`Sampler::sample`].
+    pub fn forced_choice(&self, token: u32, num_output: usize) -> Option<Choice> {
+        let needs_row = self.logprobs.is_some() || self.mirostat.is_some();
+        let is_excluded = || self.steps.iter().any(|chain| chain.step.excludes(token, num_output));
+        (!needs_row && !is_excluded()).then(|| self.choice(token, f32::NAN, None))
+    }
+
     /// Runs every step but the draw. Also returns the recorder of a trace and the model's own probabilities, where they
     /// are needed.
     pub(crate) fn run<'a>(

@@ -27,12 +27,14 @@ pub struct Automaton {
     pub end_ids: Vec<u32>,
     /// Never say that every token is allowed, so that masks are computed in free text too.
     pub always_masks: bool,
+    /// Never say which tokens are forced, so that each is sampled.
+    pub hides_forced: bool,
 }
 
 impl Automaton {
     /// Creates an automaton without states.
     pub fn new(end_ids: &[u32]) -> Automaton {
-        Automaton { states: Vec::new(), end_ids: end_ids.to_vec(), always_masks: false }
+        Automaton { states: Vec::new(), end_ids: end_ids.to_vec(), always_masks: false, hides_forced: false }
     }
 
     /// Adds a state that allows only these tokens, each with the state after it.
@@ -142,7 +144,7 @@ impl TokenMatcher for AutomatonMatcher {
     fn forced(&mut self) -> &[u32] {
         self.run.clear();
         let mut current = self.current();
-        while self.run.len() < MAX_RUN && !self.has_ended {
+        while self.run.len() < MAX_RUN && !self.has_ended && !self.automaton.hides_forced {
             let state = &self.automaton.states[current];
             let is_choice = state.next.len() != 1 || state.otherwise.is_some() || state.may_end;
             let Some((&token, &next)) = state.next.iter().next().filter(|_| !is_choice) else { break };

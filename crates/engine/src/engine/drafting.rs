@@ -9,7 +9,7 @@ use pellucid_model::Model;
 use super::{Engine, PlannedChunk, Step};
 use crate::kv_cache::Reservation;
 use crate::scheduler::{Turn, Work};
-use crate::sequence::Sequence;
+use crate::sequence::{Sequence, SequenceGrammar};
 use crate::speculation::{Candidate, ChainedDraft, DraftModel, DraftModelOptions, Level, Limits, WantedDraft, choose};
 use crate::{DraftContext, Drafter, DrafterKind, Error, MAX_DRAFT_LEN, SpeculationOptions};
 
@@ -90,6 +90,31 @@ impl Engine {
         if for_model.is_empty() { Duration::ZERO } else { self.draft_with_model(chunks, &for_model) }
     }
 
+    /// Lengthens chunks by tokens that a grammar forces, for requests that need the logits of every token. Such a draft
+    /// cannot be wrong. Tenants that share a step do not wait for the forced tokens of others.
+    pub(super) fn add_forced(&mut self, chunks: &mut [PlannedChunk], turn: Turn) {
+        if turn != Turn::Alone {
+            return;
+        }
+        let mut rows_left = self.draft_limits(chunks, turn).num_rows;
+        for chunk in chunks.iter_mut().filter(|chunk| chunk.is_decode) {
+            let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
+            let sequence = &mut group.sequences[chunk.sequence];
+            let tokens_left = group.request.max_positions(self.model.config()) - sequence.tokens.len();
+            let Some(forced) = sequence.grammar.as_mut().map(SequenceGrammar::forced) else { continue };
+            let max_len = MAX_DRAFT_LEN.min(tokens_left.saturating_sub(1)).min(rows_left);
+            let forced = forced[..forced.len().min(max_len)].to_vec();
+            let forced = &forced[..forced.len().min(self.draft_room(chunk))];
+            if forced.is_empty() {
+                continue;
+            }
+            rows_left -= forced.len();
+            let sequence = self.lengthen(chunk, forced.len());
+            let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
+            sequence.drafts.plan_forced(last, forced);
+        }
+    }
+
     /// Whether a step with these chunks would be better with drafts, as far as is known before its tokens are.
     pub(super) fn would_draft(&mut self, chunks: &[PlannedChunk]) -> bool {
         if !self.may_draft() {
@@ -114,7 +139,8 @@ impl Engine {
     /// Asks the drafters about every sequence that decodes.
     fn prospects(&mut self, chunks: &[PlannedChunk]) -> Vec<Prospect> {
         let mut prospects: Vec<Prospect> = Vec::new();
-        for (index, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| chunk.is_decode) {
+        let takes_draft = |chunk: &PlannedChunk| chunk.is_decode && chunk.draft_len() == 0;
+        for (index, chunk) in chunks.iter().enumerate().filter(|(_, chunk)| takes_draft(chunk)) {
             let max_len = self.max_draft_len(chunk);
             let mut candidate = Candidate::without_draft(chunk.positions.start);
             if max_len > 0 {

@@ -24,6 +24,7 @@ impl Engine {
         if self.is_stalled {
             return None;
         }
+        self.add_forced(&mut chunks, turn);
         let drafting_time = self.add_drafts(&mut chunks, turn);
         let mut num_wanted = 0;
         for chunk in &mut chunks {

@@ -60,10 +60,21 @@ impl SequenceGrammar {
         Ok(self.matcher.is_complete())
     }
 
+    /// Returns tokens that must come next, as [`TokenMatcher::forced`] does.
+    pub(crate) fn forced(&mut self) -> &[u32] {
+        self.matcher.forced()
+    }
+
+    /// Whether `token` comes next because no other token can.
+    pub(crate) fn forces(&mut self, token: u32) -> bool {
+        self.forced().first() == Some(&token)
+    }
+
     /// Adds to the trace of a token what the grammar expected there. Call it before the token is accepted.
     pub(crate) fn describe(&mut self, trace: &mut TokenTrace) {
         if let Some(step) = trace.steps.iter_mut().find(|step| step.kind == StepKind::Mask) {
-            step.setting = self.matcher.expected();
+            let forced = if self.matcher.forced().is_empty() { "" } else { "forced; " };
+            step.setting = format!("{forced}{}", self.matcher.expected());
         }
     }
 }

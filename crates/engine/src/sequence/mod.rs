@@ -24,6 +24,8 @@ pub(crate) struct Sequence {
     pub(crate) tokens: Vec<u32>,
     /// Positions whose keys and values are stored.
     pub(crate) num_computed: usize,
+    /// Positions that were computed at least once. More than `num_computed` after a preemption.
+    pub(crate) num_ever_computed: usize,
     /// Present while it runs.
     pub(crate) table: Option<BlockTable>,
     pub(crate) sampler: Sampler,
@@ -53,6 +55,7 @@ impl Sequence {
             choice,
             tokens,
             num_computed: 0,
+            num_ever_computed: 0,
             table: None,
             history: sampler.try_history(prompt, NUM_SPARE).map_err(|_| fallible::out_of_memory())?,
             state: sampler.state(),

@@ -78,10 +78,16 @@ impl SequenceDrafts {
 
     /// Sets the draft of the step that is planned; `last` is the last token of the sequence.
     pub(crate) fn plan(&mut self, last: u32, draft: &[u32], drafter: DrafterKind) {
+        self.plan_forced(last, draft);
+        self.drafter = Some(drafter);
+    }
+
+    /// Sets the tokens that a grammar forces as the draft of the step that is planned. No drafter proposed them.
+    pub(crate) fn plan_forced(&mut self, last: u32, forced: &[u32]) {
         self.rows.clear();
         self.rows.push(last);
-        self.rows.extend_from_slice(draft);
-        self.drafter = Some(drafter);
+        self.rows.extend_from_slice(forced);
+        self.drafter = None;
         self.chained = None;
     }
 
@@ -117,9 +123,14 @@ impl SequenceDrafts {
         &self.rows
     }
 
-    /// Returns the proposal for the token that row `row` of the step gives.
+    /// Returns the drafted token in the place of the token that row `row` of the step gives.
+    pub(crate) fn next(&self, row: usize) -> Option<u32> {
+        self.rows.get(row + 1).copied()
+    }
+
+    /// Returns the proposal for the token that row `row` of the step gives; `None` if no drafter made it.
     pub(crate) fn proposal(&self, row: usize) -> Option<Proposal> {
-        Some(Proposal { drafter: self.drafter?, token: *self.rows.get(row + 1)? })
+        Some(Proposal { drafter: self.drafter?, token: self.next(row)? })
     }
 
     /// Returns the counts of the planned draft, of which the model chose `accepted` tokens; `None` without a draft.

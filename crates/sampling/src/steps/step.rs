@@ -65,6 +65,11 @@ pub(crate) trait Step: Debug + Send + Sync {
     /// Changes logits or drops candidates, but never all of them.
     fn apply(&self, set: &mut Candidates<'_>, context: &Context<'_>) -> Result<(), Error>;
 
+    /// Whether the step excludes a token whatever its logit is. `num_output` is the number of tokens of the reply.
+    fn excludes(&self, _token: u32, _num_output: usize) -> bool {
+        false
+    }
+
     /// Adds the step to the plan of a digest. Returns false when the step has to see the whole row.
     fn plan_digest(&self, _plan: &mut DigestPlan) -> bool {
         false

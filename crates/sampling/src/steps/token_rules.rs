@@ -88,4 +88,11 @@ impl Step for TokenRules {
         }
         Ok(())
     }
+
+    fn excludes(&self, token: u32, num_output: usize) -> bool {
+        let is_allowed = |words: &Vec<u32>| words[token as usize / 32] >> (token % 32) & 1 == 1;
+        !self.allowed.as_ref().is_none_or(is_allowed)
+            || self.banned.binary_search(&token).is_ok()
+            || (num_output < self.min_tokens as usize && self.ends.binary_search(&token).is_ok())
+    }
 }

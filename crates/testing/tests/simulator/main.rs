@@ -1,6 +1,6 @@
 //! A seeded simulator of the engine: random arrivals, lengths, cancellations, floods, pauses, changed parameters,
-//! replies ended early, beam searches, scored prompts, deadlines, quotas and little memory, with a fake model that may
-//! look ahead and assume wrong tokens, and with drafters that may be wrong or hostile.
+//! replies ended early, beam searches, scored prompts, constraints, deadlines, quotas and little memory, with a fake
+//! model that may look ahead and assume wrong tokens, and with drafters that may be wrong or hostile.
 //!
 //! After every step, the engine's accounts of blocks are audited. Every successful reply must be the one that the
 //! model's pure function gives, and every request must end. A failure names its seed; to repeat it alone, run
@@ -8,6 +8,7 @@
 //!
 //! `tenants` simulates a tenant that misbehaves, and measures in virtual time what another one gets.
 
+mod constraints;
 mod drafters;
 mod tenants;
 
@@ -62,7 +63,7 @@ fn a_million_operations_keep_the_engine_consistent() {
         simulate(seed.parse().expect("a number"));
         return;
     }
-    let (mut operations, mut ahead, mut discarded) = (0, 0, 0);
+    let (mut operations, mut ahead, mut discarded, mut forced) = (0, 0, 0, 0);
     let mut drafts = DraftCounts::default();
     let mut seed = 0;
     while operations < OPERATIONS {
@@ -73,6 +74,7 @@ fn a_million_operations_keep_the_engine_consistent() {
                 ahead += stats.steps_ahead;
                 discarded += stats.tokens_discarded;
                 drafts += stats.speculation.total();
+                forced += stats.forced_tokens;
             }
             Err(_) => panic!("seed {seed} failed; repeat it with PELLUCID_SEED={seed}"),
         }
@@ -83,6 +85,7 @@ fn a_million_operations_keep_the_engine_consistent() {
         ahead > 10_000 && discarded > 1_000,
         "{ahead} steps were launched ahead, {discarded} tokens were discarded"
     );
+    assert!(forced > 10_000, "{forced} tokens were forced by constraints");
     assert!(drafts.accepted > 50_000 && drafts.rejected() > 50_000, "{drafts:?}");
 }
 
@@ -226,6 +229,7 @@ fn submit(engine: &mut Engine, random: &mut Random, live: &mut Vec<Live>) {
         speculate: !random.chance(8),
         score_prompt: random.chance(15),
         deadline: random.chance(40).then_some(Duration::ZERO),
+        constraint: random.chance(4).then(|| constraints::draw(random)),
         ..request
     };
     let request = if random.chance(15) { with_beams(random, request) } else { request };
@@ -254,7 +258,7 @@ fn with_beams(random: &mut Random, request: Request) -> Request {
         early_stopping: [EarlyStopping::Always, EarlyStopping::Heuristic, EarlyStopping::Never][random.below(3)],
     };
     let sampling = SamplingParams { end_ids: request.sampling.end_ids, ..SamplingParams::default() };
-    Request { sampling, beams: Some(beams), num_choices: 1, best_of: 1, ..request }
+    Request { sampling, beams: Some(beams), constraint: None, num_choices: 1, best_of: 1, ..request }
 }
 
 /// Whether the request has ended; if so, checks its reply.
@@ -332,6 +336,8 @@ fn expected(request: &Request, choice: usize, changes: &[(usize, SamplingParams)
     let mut history = sampler.history(&request.prompt);
     let (mut state, mut workspace) = (sampler.state(), Workspace::default());
     let mut tokens = request.prompt.clone();
+    let mut matcher = request.constraint.as_ref().map(|constraint| constraint.matcher());
+    let mut words = [0];
     while tokens.len() < CONTEXT && request.max_tokens != Some(tokens.len() - request.prompt.len()) {
         let num_output = tokens.len() - request.prompt.len();
         // Only a request with one choice changes its parameters.
@@ -339,13 +345,23 @@ fn expected(request: &Request, choice: usize, changes: &[(usize, SamplingParams)
             sampler = Sampler::new(params, VOCAB).expect("valid parameters");
         }
         let logits = FakeModel::logits_after(tokens.iter().copied(), VOCAB);
-        let input = Input { logits: &logits, history: &history, position: tokens.len() as u32, mask: None };
+        let mask = matcher.as_mut().filter(|matcher| !matcher.allows_all()).map(|matcher| {
+            matcher.mask(&mut words).expect("a mask");
+            &words[..]
+        });
+        let input = Input { logits: &logits, history: &history, position: tokens.len() as u32, mask };
         let choice = sampler.sample(&input, &mut state, &mut workspace).expect("a token");
         if choice.end.is_some() {
             break;
         }
         tokens.push(choice.token);
         history.push(choice.token);
+        if let Some(matcher) = &mut matcher {
+            matcher.accept(choice.token).expect("a token that the mask allows");
+            if matcher.is_complete() {
+                break;
+            }
+        }
     }
     tokens.split_off(request.prompt.len())
 }

@@ -1,6 +1,7 @@
 //! Commits a step: records what was computed, sends events, and ends replies. `sample` samples the tokens.
 
 mod beams;
+mod forced;
 mod sample;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -101,8 +102,11 @@ impl Engine {
             sequence.num_computed = chunk.positions.end - chunk.draft_len();
             let table = sequence.table.as_mut().expect("a running sequence has blocks");
             cache.index_full_blocks(table, &sequence.tokens[..sequence.num_computed]);
-            let counter = if chunk.is_decode { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
+            // A forced token is part of the reply, and is computed for the first time.
+            let is_new = chunk.positions.start >= group.request.prompt.len().max(sequence.num_ever_computed);
+            let counter = if is_new { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };
             *counter += (chunk.num_tokens() - chunk.draft_len()) as u64;
+            sequence.num_ever_computed = sequence.num_ever_computed.max(sequence.num_computed);
         }
     }
 

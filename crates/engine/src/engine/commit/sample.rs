@@ -5,6 +5,7 @@ use pellucid_sampling::{Choice, Digest, End, Input, TokenTrace, Workspace};
 use pellucid_tensor::RowDigest;
 
 use super::super::{Engine, PlannedChunk, Step};
+use super::forced::{commit_run, forced_choice};
 use crate::kv_cache::KvCache;
 use crate::sequence::{Sequence, SequenceGrammar};
 use crate::sequence_group::{GroupId, SequenceGroup};
@@ -98,6 +99,7 @@ impl Engine {
         let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
         let (draft_len, first) = (rows.chunk.draft_len(), rows.first_to_sample());
         let (mut chosen, mut num_accepted) = (Vec::new(), 0);
+        let num_forced_before = group.stats.forced_tokens;
         for row in 0..=draft_len {
             let sequence = &mut group.sequences[i];
             sequence.reserve()?;
@@ -107,6 +109,7 @@ impl Engine {
                 (_, Some(digest)) => sample_digest(sequence, digest, workspace)?,
                 (_, None) => None,
             };
+            let sampled = sampled.or_else(|| forced_choice(sequence, &group.request));
             let trace = group.request.trace;
             let (mut choice, trace) = match (sampled, digest) {
                 (Some(choice), _) => (choice, None),
@@ -130,13 +133,15 @@ impl Engine {
             if let Some(proposal) = proposal.filter(|_| drafters.trusts_drafts()) {
                 choice.token = proposal.token;
             }
-            let is_accepted = proposal.is_some_and(|proposal| proposal.token == choice.token);
+            let is_accepted = row < draft_len && sequence.drafts.next(row) == Some(choice.token);
             num_accepted += usize::from(is_accepted);
             chosen.push(choice.token);
             if commit_token(group, i, (choice, trace, proposal), cache, context_len)? || !is_accepted {
                 break;
             }
         }
+        let num_committed = chosen.len() + commit_run(group, i, cache, context_len)?;
+        stats.forced_tokens += (group.stats.forced_tokens - num_forced_before) as u64;
         let tenant = group.tenant();
         let sequence = &mut group.sequences[i];
         if let Some((drafter, counts)) = sequence.drafts.counts(num_accepted).filter(|_| draft_len > 0) {
@@ -148,12 +153,12 @@ impl Engine {
         if sequence.finish.is_some() {
             drafters.keep_output(group.request.scope, &sequence.tokens[group.request.prompt.len()..]);
         }
-        Ok(chosen.len())
+        Ok(num_committed)
     }
 }
 
-/// Adds a sampled token to a sequence and sends it. Returns whether it ends the sequence.
-fn commit_token(
+/// Adds a token to a sequence and sends it. Returns whether it ends the sequence.
+pub(super) fn commit_token(
     group: &mut SequenceGroup,
     i: usize,
     (choice, trace, proposal): (Choice, Option<Box<TokenTrace>>, Option<Proposal>),
@@ -184,7 +189,11 @@ fn commit_token(
         } else {
             group.sink.hold(Event::Token(event));
         }
-        let is_complete = sequence.grammar.as_mut().map_or(Ok(false), |grammar| grammar.accept(choice.token))?;
+        let grammar = sequence.grammar.as_mut();
+        let is_complete = grammar.map_or(Ok(false), |grammar| {
+            group.stats.forced_tokens += usize::from(grammar.forces(choice.token));
+            grammar.accept(choice.token)
+        })?;
         let at_limit = sequence.finish_at_limit(&group.request, context_len);
         finish = if is_complete { Some(FinishReason::End) } else { at_limit };
     }
