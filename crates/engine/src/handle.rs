@@ -141,6 +141,11 @@ impl EngineHandle {
         self.limits.check_sampling(params).map(drop)
     }
 
+    /// Maximum sequences that run at the same time.
+    pub fn max_sequences(&self) -> usize {
+        self.limits.options.max_sequences
+    }
+
     /// Returns the current statistics. Waits for the step that is running.
     pub fn stats(&self) -> Result<EngineStats, Error> {
         let (answer, stats) = sync_channel(1);

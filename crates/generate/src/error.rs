@@ -9,6 +9,12 @@ pub enum Error {
     /// The template does not render the conversation.
     #[error(transparent)]
     Template(pellucid_tokenizer::Error),
+    /// The template does not end with the text of the last message, so a reply would not continue it.
+    #[error("the model's chat template does not write the last message as it is, so it cannot be continued")]
+    LastMessageChanged,
+    /// The model has no control tokens that mark a gap.
+    #[error("this model was not trained to fill a gap between two texts")]
+    NoFillIn,
     /// There is not enough memory to make the prompt.
     #[error("there is not enough memory for this prompt now; try again later")]
     OutOfMemory,

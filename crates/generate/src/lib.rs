@@ -12,6 +12,7 @@ mod choice_text;
 mod clock;
 mod error;
 mod event_channel;
+mod fill_in;
 mod finish;
 mod generation;
 mod grammars;
@@ -26,6 +27,7 @@ mod tool_messages;
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use error::Error;
+pub use fill_in::FillInTokens;
 pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use grammars::Grammars;
@@ -33,7 +35,7 @@ pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{
     Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
 };
-pub use prompt::{ChatPrompt, EncodedChat, PromptEncoder};
+pub use prompt::{ChatPrompt, EncodedChat, PromptEncoder, PromptEnd};
 pub use reply_format::{
     CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplySplitter,
     ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError, ToolRules,

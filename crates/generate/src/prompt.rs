@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, MemoryGrant, ROLES, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
-use crate::Error;
+use crate::{Error, FillInTokens};
 
 /// Variables that [`PromptEncoder::render`] sets itself.
 const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
@@ -28,13 +28,25 @@ pub struct PromptEncoder<'m> {
     grant: Option<&'m MemoryGrant>,
 }
 
+/// The end of a conversation's prompt.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// The beginning of an assistant's message, which the reply is.
+    #[default]
+    Reply,
+    /// The last message and what ends it.
+    Closed,
+    /// The last message without what ends it: the reply continues its text.
+    Open,
+}
+
 /// A conversation to render.
 #[derive(Debug, Clone, Copy)]
 pub struct ChatPrompt<'c> {
     /// Objects with `role` and `content`, as [`pellucid_tokenizer::message`] makes them.
     pub messages: &'c [Value],
-    /// Whether to end with the beginning of an assistant's message.
-    pub add_generation_prompt: bool,
+    /// The end of the prompt, behind the last message.
+    pub end: PromptEnd,
     /// Further variables of the template, such as `enable_thinking`.
     pub variables: Option<&'c Map<String, Value>>,
     /// Tools that the model may call, as [`ToolRules::prompt_tools`](crate::ToolRules::prompt_tools) returns them.
@@ -53,7 +65,7 @@ pub struct EncodedChat {
 impl<'c> ChatPrompt<'c> {
     /// Returns a conversation that the model is to answer.
     pub fn new(messages: &'c [Value]) -> ChatPrompt<'c> {
-        ChatPrompt { messages, add_generation_prompt: true, variables: None, tools: None }
+        ChatPrompt { messages, end: PromptEnd::Reply, variables: None, tools: None }
     }
 }
 
@@ -113,13 +125,23 @@ impl<'m> PromptEncoder<'m> {
         let conversation = Conversation {
             messages: &with_known_roles(prompt.messages, template)?,
             tools: prompt.tools,
-            add_generation_prompt: prompt.add_generation_prompt,
+            add_generation_prompt: prompt.end == PromptEnd::Reply,
             extra: prompt.variables,
             now: Some((self.now)()),
         };
         let usual = RenderLimits::for_size(conversation.num_bytes());
         let limits = RenderLimits { cancel: self.cancel, grant: self.grant, ..usual };
-        Ok(template.render_within(&conversation, limits)?)
+        let segments = template.render_within(&conversation, limits)?;
+        match prompt.end {
+            PromptEnd::Reply | PromptEnd::Closed => Ok(segments),
+            PromptEnd::Open => opened(segments, prompt.messages.last()),
+        }
+    }
+
+    /// Returns the ids of a prompt whose reply belongs between two texts.
+    pub fn encode_fill_in(&self, before: &str, after: &str) -> Result<Vec<u32>, Error> {
+        self.check_length(before.len() + after.len())?;
+        FillInTokens::of(self.tokenizer).ok_or(Error::NoFillIn)?.encode(before, after, self.tokenizer)
     }
 
     /// Whether the template reads a variable of this name that callers may set.
@@ -175,6 +197,18 @@ fn ending(segments: &[Segment]) -> String {
     let text: String = segments[first..].iter().map(|segment| segment.text.as_str()).collect();
     let skipped = text.chars().count().saturating_sub(MAX_ENDING);
     text.chars().skip(skipped).collect()
+}
+
+/// Removes what a template writes behind the text of the last message. Templates may trim the text.
+fn opened(mut segments: Vec<Segment>, last: Option<&Value>) -> Result<Vec<Segment>, Error> {
+    while segments.last().is_some_and(|segment| segment.trusted) {
+        segments.pop();
+    }
+    let text = last.and_then(|message| message["content"].as_str()).unwrap_or_default().trim_end();
+    match segments.last_mut() {
+        Some(segment) if !text.is_empty() && segment.text.trim_end().ends_with(text) => Ok(segments),
+        _ => Err(Error::LastMessageChanged),
+    }
 }
 
 /// Returns the bytes of a message's content: a text, or parts with texts.

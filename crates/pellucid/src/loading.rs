@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_engine::{KvBudget, KvNeed, MemoryPlan};
-use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, utc_now};
+use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, PromptEnd, utc_now};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
@@ -149,7 +149,7 @@ pub(crate) fn shared_prefix(
 ) -> Result<Vec<u32>, Error> {
     let ids = |user: &str, now: fn() -> DateTime| {
         let messages = [message("system", system), message("user", user)];
-        let prompt = ChatPrompt { add_generation_prompt: false, ..ChatPrompt::new(&messages) };
+        let prompt = ChatPrompt { end: PromptEnd::Closed, ..ChatPrompt::new(&messages) };
         PromptEncoder::new(tokenizer, template, now).encode_chat(&prompt).map_err(Error::Prompt)
     };
     let common = |one: &[u32], other: &[u32]| one.iter().zip(other).take_while(|(one, other)| one == other).count();

@@ -18,6 +18,7 @@ mod connection;
 pub mod fuzzing;
 mod http;
 mod limits;
+mod llama_cpp;
 mod log_losses;
 mod metrics;
 mod ollama;

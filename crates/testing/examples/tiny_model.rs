@@ -12,7 +12,8 @@ fn main() {
     };
     let context_len = rest.iter().find_map(|word| word.parse().ok());
     let has_words = rest.iter().any(|word| word == "words");
-    let model = TinyModel { template: Some(TINY_TEMPLATE), context_len, has_words, has_brackets: false };
+    let model =
+        TinyModel { template: Some(TINY_TEMPLATE), context_len, has_words, has_brackets: false, fills_gaps: false };
     if let Err(error) = model.write(Path::new(folder)) {
         eprintln!("error: could not write the model to {folder}: {error}");
         std::process::exit(1);

@@ -33,7 +33,12 @@ pub struct TinyModel<'a> {
     pub has_words: bool,
     /// Whether the brackets of JSON replace other characters.
     pub has_brackets: bool,
+    /// Whether control tokens that mark a gap replace `^`, `~` and `|`.
+    pub fills_gaps: bool,
 }
+
+/// Control tokens that mark a gap, with the characters that they replace.
+const GAP_TOKENS: [(char, &str); 3] = [('^', "<|fim_prefix|>"), ('~', "<|fim_suffix|>"), ('|', "<|fim_middle|>")];
 
 impl TinyModel<'_> {
     /// Writes the model. Creates the folder if it does not exist.
@@ -57,7 +62,12 @@ impl TinyModel<'_> {
 
     fn tokenizer(&self) -> Value {
         let mut words = WORDS.split(' ');
+        let gap_token = |character: char| {
+            let token = GAP_TOKENS.iter().find(|(replaced, _)| self.fills_gaps && *replaced == character);
+            token.map(|(_, token)| (*token).to_owned())
+        };
         let piece = |character: char| match character {
+            _ if gap_token(character).is_some() => gap_token(character).unwrap_or_default(),
             '^' if self.has_brackets => "{".into(),
             '~' if self.has_brackets => "}".into(),
             '|' if self.has_brackets => "[".into(),
@@ -68,7 +78,10 @@ impl TinyModel<'_> {
         let pieces = SPECIAL.iter().map(|piece| piece.to_string()).chain(CHARACTERS.chars().map(piece));
         let vocabulary: Map<String, Value> = pieces.enumerate().map(|(id, piece)| (piece, json!(id))).collect();
         assert!(vocabulary.len() <= 96, "{} tokens for a model of 96", vocabulary.len());
-        let added: Vec<_> = (SPECIAL.iter().enumerate())
+        let gaps = CHARACTERS.chars().filter_map(gap_token).map(|content| (vocabulary[&content].clone(), content));
+        let special = SPECIAL.iter().enumerate().map(|(id, content)| (json!(id), (*content).to_owned()));
+        let added: Vec<_> = special
+            .chain(gaps)
             .map(|(id, content)| {
                 json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                         "normalized": false, "special": true })

@@ -43,9 +43,8 @@ fn read_prompt(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError>
     body.set("model", Some(fields.required("model")?), "model");
     content::read_system(fields, body)?;
     content::read_messages(fields, body)?;
-    if matches!(body.last_role(), Some("assistant")) {
-        let message = "messages: continuing a last message of the assistant is not supported yet";
-        return Err(ApiError::field("messages", message).code("unsupported_value"));
+    if body.last_role() == Some("assistant") {
+        body.set("continue_final_message", Some(Json::Bool(true)), "messages");
     }
     tools::read(fields, body)?;
     read_thinking(fields, body)?;

@@ -23,6 +23,7 @@ use super::route_table::RouteTable;
 use super::routes;
 use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
+use crate::llama_cpp::routes as llama_cpp;
 use crate::ollama::routes as ollama;
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
@@ -43,6 +44,13 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::completions))
         .routes(routes!(anthropic::messages))
         .routes(routes!(anthropic::count_tokens))
+        .routes(routes!(llama_cpp::completion))
+        .routes(routes!(llama_cpp::infill))
+        .routes(routes!(llama_cpp::props))
+        .routes(routes!(llama_cpp::slots))
+        .routes(routes!(llama_cpp::chat_alias))
+        .routes(routes!(llama_cpp::completions_alias))
+        .routes(routes!(llama_cpp::models_alias))
         .routes(routes!(ollama::chat))
         .routes(routes!(ollama::generate))
         .routes(routes!(ollama::tags))

@@ -3,21 +3,8 @@
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
-use crate::translation::ChatBody;
+use crate::translation::{ChatBody, llama_options};
 
-/// Options with a field of the same meaning.
-const SAMPLING: [(&str, &str); 10] = [
-    ("temperature", "temperature"),
-    ("top_k", "top_k"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("typical_p", "typical_p"),
-    ("seed", "seed"),
-    ("stop", "stop"),
-    ("repeat_penalty", "repetition_penalty"),
-    ("presence_penalty", "presence_penalty"),
-    ("frequency_penalty", "frequency_penalty"),
-];
 /// Options of how a model is loaded and computed, which the server's operator decides. Replies do not depend on them.
 const LOADING: [&str; 11] = [
     "num_keep",
@@ -32,21 +19,13 @@ const LOADING: [&str; 11] = [
     "f16_kv",
     "vocab_only",
 ];
-/// Ollama's default for the target surprise of Mirostat.
-const MIROSTAT_TAU: f64 = 5.0;
 
 /// Reads `options` into the fields of a chat or a completion. `max_tokens` is the name for the length of the reply.
 /// Returns `num_ctx`, the maximum tokens of prompt and reply together.
 pub(super) fn read(fields: &mut Fields, max_tokens: &str, body: &mut ChatBody) -> Result<Option<usize>, ApiError> {
     let Some(value) = fields.take("options") else { return Ok(None) };
     let mut options = Fields::within("options".into(), value)?;
-    let has_penalty = SAMPLING[7..].iter().any(|(name, _)| options.has(name));
-    for (name, target) in SAMPLING {
-        let path = options.path(name);
-        body.set(target, options.take(name), &path);
-    }
-    read_window(&mut options, has_penalty, body)?;
-    read_mirostat(&mut options, body)?;
+    llama_options::read(&mut options, body)?;
     // -1 is no limit, -2 the rest of the context: both are what a request without a limit gets.
     if let Some(count) = options.integer("num_predict", -2..=i64::from(i32::MAX))?
         && count >= 0
@@ -66,41 +45,6 @@ pub(super) fn read(fields: &mut Fields, max_tokens: &str, body: &mut ChatBody) -
     )?;
     options.finish()?;
     Ok(num_ctx)
-}
-
-/// Reads `repeat_last_n`, the tokens that penalties count: -1 is all, 0 switches penalties off.
-fn read_window(options: &mut Fields, has_penalty: bool, body: &mut ChatBody) -> Result<(), ApiError> {
-    let path = "options.repeat_last_n";
-    match options.integer("repeat_last_n", -1..=i64::from(i32::MAX))? {
-        Some(0) if has_penalty => {
-            Err(ApiError::field(path, format!("{path}: 0 switches penalties off, but a penalty is given")))
-        }
-        Some(count) if count > 0 && has_penalty => {
-            body.set("penalty_window", Some(Json::Integer(count.into())), path);
-            Ok(())
-        }
-        // Without a penalty there is nothing to count.
-        _ => Ok(()),
-    }
-}
-
-fn read_mirostat(options: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError> {
-    let version = options.integer("mirostat", 0..=2)?.unwrap_or(0);
-    let (tau, eta) = (options.take("mirostat_tau"), options.take("mirostat_eta"));
-    match version {
-        // The other two have no effect then.
-        0 => Ok(()),
-        2 => {
-            let tau = tau.unwrap_or(Json::Float(MIROSTAT_TAU));
-            body.set("mirostat_tau", Some(tau), "options.mirostat_tau");
-            body.set("mirostat_eta", eta, "options.mirostat_eta");
-            Ok(())
-        }
-        _ => {
-            let path = "options.mirostat";
-            Err(ApiError::field(path, format!("{path}: expected 0 or 2; version 1 is not implemented")))
-        }
-    }
 }
 
 /// Reads `keep_alive`, a duration such as `5m` or a number of seconds. Returns whether it asks to unload the model.

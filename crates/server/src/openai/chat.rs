@@ -1,10 +1,11 @@
 //! `/v1/chat/completions`: reads a chat request and turns it into a request to the engine.
 
-use pellucid_generate::{LoadedModel, PromptRequest};
+use pellucid_generate::{LoadedModel, PromptEnd, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
 use super::conversation::Conversation;
+use super::messages::Role;
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, SharedFields};
@@ -29,6 +30,11 @@ pub(crate) struct ChatFields {
     /// The older name of `max_completion_tokens`.
     #[schema(minimum = 1, maximum = 2147483647)]
     pub(crate) max_tokens: Option<usize>,
+    /// Continue the text of the last message, which must be the assistant's, instead of beginning a new one.
+    #[schema(default = false)]
+    pub(crate) continue_final_message: Option<bool>,
+    /// End the prompt with the beginning of an assistant's message; false with `continue_final_message`.
+    pub(crate) add_generation_prompt: Option<bool>,
     /// Report the log probability of each token.
     pub(crate) logprobs: Option<bool>,
     /// Number of most probable tokens to report at each position; needs `logprobs`.
@@ -55,6 +61,8 @@ impl ChatRequest {
             conversation: Conversation::read(&mut fields, model)?,
             max_completion_tokens: fields.whole("max_completion_tokens", 1..=i64::from(i32::MAX))?,
             max_tokens: fields.whole("max_tokens", 1..=i64::from(i32::MAX))?,
+            continue_final_message: fields.boolean("continue_final_message")?,
+            add_generation_prompt: fields.boolean("add_generation_prompt")?,
             logprobs: fields.boolean("logprobs")?,
             top_logprobs: fields.whole("top_logprobs", 0..=i64::from(MAX_LOGPROBS))?,
             prediction: speculation::read_prediction(&mut fields)?,
@@ -87,7 +95,8 @@ impl ChatRequest {
             let message = "tools is not supported: planned for a later version";
             return Err(ApiError::field("tools", message).code("unsupported_parameter"));
         }
-        let ids = chat.conversation.encode(true, encoder)?;
+        let end = chat.prompt_end()?;
+        let ids = chat.conversation.encode(end, encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
         shared_fields::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));
@@ -97,6 +106,7 @@ impl ChatRequest {
             request.prediction = speculation::encode_prediction(text, model)?;
         }
         let mut prompt = PromptRequest::chat(request);
+        prompt.continues_text = end == PromptEnd::Open;
         if let Some(output) = &shared.structured_output {
             prompt.request.constraint = Some(output.compile(model, tenant, shared.beam_width)?);
             // The grammar describes every byte, so no space at the beginning is dropped.
@@ -112,6 +122,27 @@ impl ChatRequest {
             service_tier: shared.client.tier_used(),
             stop: shared.stop,
         })
+    }
+}
+
+impl ChatFields {
+    /// Returns what follows the last message. The names are vLLM's.
+    fn prompt_end(&self) -> Result<PromptEnd, ApiError> {
+        let (continues, name) = (self.continue_final_message == Some(true), "continue_final_message");
+        if !continues {
+            let adds = self.add_generation_prompt.unwrap_or(true);
+            return Ok(if adds { PromptEnd::Reply } else { PromptEnd::Closed });
+        }
+        if self.add_generation_prompt == Some(true) {
+            return Err(ApiError::field(name, format!("{name} contradicts add_generation_prompt: give one of them")));
+        }
+        match self.conversation.messages.last() {
+            Some(last) if last.role == Role::Assistant && last.tool_calls.is_empty() => Ok(PromptEnd::Open),
+            _ => {
+                let message = format!("{name}: expected a text of the assistant as the last message");
+                Err(ApiError::field(name, message))
+            }
+        }
     }
 }
 

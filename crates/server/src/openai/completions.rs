@@ -1,10 +1,10 @@
 //! `/v1/completions`: reads a request to continue texts and turns it into requests to the engine.
 
-use pellucid_generate::{LoadedModel, PromptRequest};
+use pellucid_generate::{FillInTokens, LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
-use super::conversation;
+use super::conversation::prompt_error;
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, MAX_CHOICES, SharedFields};
@@ -32,6 +32,9 @@ pub(crate) struct CompletionFields {
     /// Report the log probability of each token, and of this number of most probable tokens at its position.
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) logprobs: Option<u32>,
+    /// The text after the gap that the reply fills; the prompt is the text before it. For models with control tokens
+    /// for it.
+    pub(crate) suffix: Option<String>,
     /// Return the prompt before the reply.
     pub(crate) echo: Option<bool>,
     /// Number of replies to generate, of which the `n` most probable are returned.
@@ -62,15 +65,11 @@ impl CompletionRequest {
             prompt: read_prompts(fields.required("prompt")?)?,
             max_tokens: fields.whole("max_tokens", 0..=i64::from(i32::MAX))?,
             logprobs: fields.whole("logprobs", 0..=i64::from(MAX_LOGPROBS))?,
+            suffix: fields.string("suffix", usize::MAX)?.filter(|text| !text.is_empty()),
             echo: fields.boolean("echo")?,
             best_of: fields.whole("best_of", 1..=MAX_CHOICES as i64)?,
         };
         let sampling = SamplingFields::read(&mut fields)?;
-        fields.refuse(
-            "suffix",
-            |value| matches!(value, Json::String(text) if text.is_empty()),
-            "this server does not support insertion",
-        )?;
         fields.refuse("prediction", |_| false, "only /v1/chat/completions has it")?;
         fields.finish()?;
         let request = CompletionRequest { completion, shared, sampling };
@@ -102,6 +101,14 @@ impl CompletionRequest {
         if completion.max_tokens == Some(0) && shared.beam_width.is_some() {
             return Err(ApiError::field("beam_width", "beam_width: cannot be combined with max_tokens: 0"));
         }
+        if completion.suffix.is_some() {
+            if completion.echo == Some(true) {
+                return Err(ApiError::field("echo", "echo cannot be combined with suffix"));
+            }
+            if completion.prompt.iter().any(|prompt| matches!(prompt, Prompt::Ids(_))) {
+                return Err(ApiError::field("suffix", "suffix needs a prompt of text, found token ids"));
+            }
+        }
         let num_replies = completion.prompt.len() * best_of.unwrap_or(n);
         if num_replies > MAX_CHOICES {
             let message =
@@ -117,23 +124,18 @@ impl CompletionRequest {
         let sampling = if shared.beam_width.is_none() { sampling.with_defaults(model) } else { sampling };
         let echoes = completion.echo == Some(true);
         let max_tokens = completion.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS);
-        let params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
+        let mut params = shared_fields::sampling_params(&sampling, completion.logprobs, model)?;
+        if completion.suffix.is_some() && sampling.ignore_eos != Some(true) {
+            params.end_ids.extend(FillInTokens::end_ids(&model.tokenizer));
+            params.end_ids.sort_unstable();
+            params.end_ids.dedup();
+        }
         let output = shared.structured_output.as_ref();
         let constraint = output.map(|output| output.compile(model, tenant, shared.beam_width)).transpose()?;
         let mut prompts = with_capacity(completion.prompt.len())?;
         for prompt in completion.prompt {
             blocking::current().check()?;
-            let (ids, text) = match prompt {
-                Prompt::Text(text) => {
-                    let ids = model.prompts().within(model.context_len).encode_text(&text);
-                    (ids.map_err(|error| conversation::prompt_error("prompt", error))?, text)
-                }
-                Prompt::Ids(ids) => {
-                    check_ids(&ids, model)?;
-                    let text = if echoes { model.tokenizer.try_decode(&ids, true) } else { Ok(String::new()) };
-                    (ids, text.map_err(|error| conversation::prompt_error("prompt", error.into()))?)
-                }
-            };
+            let (ids, text) = encode(prompt, completion.suffix.as_deref(), echoes, model)?;
             shared_fields::check_context(&ids, Some(max_tokens), sampling.min_tokens(), model, "prompt")?;
             // The engine generates at least one token; with `max_tokens: 0` it is not shown.
             let mut request = shared.request(ids, params.clone(), Some(max_tokens.max(1)), limits, tenant)?;
@@ -153,6 +155,26 @@ impl CompletionRequest {
             service_tier: shared.client.tier_used(),
             stop: shared.stop,
         })
+    }
+}
+
+/// Returns the ids of a prompt and its text, which is empty for ids unless it `is_shown`.
+fn encode(
+    prompt: Prompt,
+    suffix: Option<&str>,
+    is_shown: bool,
+    model: &LoadedModel,
+) -> Result<(Vec<u32>, String), ApiError> {
+    let encoder = model.prompts().within(model.context_len);
+    let failed = |error| prompt_error(if suffix.is_some() { "suffix" } else { "prompt" }, error);
+    match (prompt, suffix) {
+        (Prompt::Text(text), Some(suffix)) => Ok((encoder.encode_fill_in(&text, suffix).map_err(failed)?, text)),
+        (Prompt::Text(text), None) => Ok((encoder.encode_text(&text).map_err(failed)?, text)),
+        (Prompt::Ids(ids), _) => {
+            check_ids(&ids, model)?;
+            let text = if is_shown { model.tokenizer.try_decode(&ids, true) } else { Ok(String::new()) };
+            Ok((ids, text.map_err(|error| failed(error.into()))?))
+        }
     }
 }
 

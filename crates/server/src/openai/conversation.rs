@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder, ToolRules};
+use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder, PromptEnd, ToolRules};
 use pellucid_tokenizer::{Error as TokenizerError, MemoryGrant, Segment};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -76,31 +76,27 @@ impl Conversation {
     }
 
     /// Returns the ids of the conversation.
-    pub(crate) fn encode(&self, add_generation_prompt: bool, encoder: PromptEncoder<'_>) -> Result<Vec<u32>, ApiError> {
-        self.rendering(add_generation_prompt, encoder, |encoder, prompt| encoder.encode_chat(prompt))
+    pub(crate) fn encode(&self, end: PromptEnd, encoder: PromptEncoder<'_>) -> Result<Vec<u32>, ApiError> {
+        self.rendering(end, encoder, |encoder, prompt| encoder.encode_chat(prompt))
     }
 
     /// Returns the conversation as the template renders it.
-    pub(crate) fn render(
-        &self,
-        add_generation_prompt: bool,
-        encoder: PromptEncoder<'_>,
-    ) -> Result<Vec<Segment>, ApiError> {
-        self.rendering(add_generation_prompt, encoder, |encoder, prompt| encoder.render(prompt))
+    pub(crate) fn render(&self, end: PromptEnd, encoder: PromptEncoder<'_>) -> Result<Vec<Segment>, ApiError> {
+        self.rendering(end, encoder, |encoder, prompt| encoder.render(prompt))
     }
 
     /// Passes `work` the conversation and an encoder whose renderings end when the client disconnects, and take what
     /// their strings need from the tenant's memory until `work` is done. Errors name the field `messages`.
     fn rendering<T>(
         &self,
-        add_generation_prompt: bool,
+        end: PromptEnd,
         encoder: PromptEncoder<'_>,
         work: impl FnOnce(&PromptEncoder<'_>, &ChatPrompt<'_>) -> Result<T, PromptError>,
     ) -> Result<T, ApiError> {
         let messages = messages::to_values(&self.messages)?;
         let tools = self.tools.as_ref().and_then(ToolRules::prompt_tools);
         let variables = self.chat_template_kwargs.as_ref();
-        let prompt = ChatPrompt { messages: &messages, add_generation_prompt, variables, tools: tools.as_ref() };
+        let prompt = ChatPrompt { messages: &messages, end, variables, tools: tools.as_ref() };
         let cancel = blocking::current();
         let refusal = Arc::new(OnceLock::new());
         let (account, refused) = (Mutex::new(working_account()), refusal.clone());
@@ -179,6 +175,8 @@ pub(crate) fn prompt_error(param: &str, error: PromptError) -> ApiError {
             let message = "this model has no chat template, so it cannot chat; /v1/completions continues a text";
             ApiError::invalid(message).code("no_chat_template")
         }
+        error @ PromptError::LastMessageChanged => ApiError::field(param, error.to_string()),
+        error @ PromptError::NoFillIn => ApiError::field(param, error.to_string()).code("unsupported_parameter"),
         PromptError::PromptTooLong { at_least, context_len } => {
             let message = format!(
                 "this model's maximum context length is {context_len} tokens, but the prompt has at least {at_least}"

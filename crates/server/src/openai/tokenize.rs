@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{LoadedModel, PromptEnd};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -113,6 +113,11 @@ pub(crate) struct Answer {
     pub(crate) held: usize,
 }
 
+/// Returns the end of a prompt for the field `add_generation_prompt`.
+fn prompt_end(add_generation_prompt: Option<bool>) -> PromptEnd {
+    if add_generation_prompt.unwrap_or(true) { PromptEnd::Reply } else { PromptEnd::Closed }
+}
+
 /// Refuses a name other than that of the served model; these routes need no name.
 fn check_named(name: Option<&String>, model: &LoadedModel) -> Result<(), ApiError> {
     name.map_or(Ok(()), |name| check_model(name, model))
@@ -148,9 +153,7 @@ impl TokenizeRequest {
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let tokenizer = &model.tokenizer;
         let tokens = match (&self.prompt, &self.conversation) {
-            (_, Some(conversation)) => {
-                conversation.encode(self.add_generation_prompt.unwrap_or(true), model.prompts())?
-            }
+            (_, Some(conversation)) => conversation.encode(prompt_end(self.add_generation_prompt), model.prompts())?,
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
                 let ids = model.prompts().encode_text(text);
                 let mut ids = ids.map_err(|error| prompt_error("prompt", error))?;
@@ -229,8 +232,7 @@ impl TemplateRequest {
     }
 
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
-        let add_generation_prompt = self.add_generation_prompt.unwrap_or(true);
-        let segments = self.conversation.render(add_generation_prompt, model.prompts())?;
+        let segments = self.conversation.render(prompt_end(self.add_generation_prompt), model.prompts())?;
         let mut shared: Vec<(SharedText, bool)> = Vec::new();
         shared.try_reserve_exact(segments.len()).map_err(|_| out_of_memory())?;
         shared.extend(segments.into_iter().map(|segment| (SharedText(Arc::new(segment.text)), segment.trusted)));

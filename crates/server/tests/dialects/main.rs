@@ -4,4 +4,5 @@
 mod support;
 
 mod anthropic;
+mod llama_cpp;
 mod ollama;

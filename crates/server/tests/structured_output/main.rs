@@ -10,7 +10,7 @@ use support::{Response, Server, Setup, chat_body, tenant};
 
 /// A vocabulary that can spell JSON.
 const BRACKETS: TinyModel<'static> =
-    TinyModel { template: None, context_len: None, has_words: false, has_brackets: true };
+    TinyModel { template: None, context_len: None, has_words: false, has_brackets: true, fills_gaps: false };
 
 const SCHEMA: &str = r#"{"type":"object","properties":{"name":{"type":"string","maxLength":6},
     "size":{"type":"integer","minimum":1,"maximum":99},"tags":{"type":"array","items":{"enum":["a","b"]},"maxItems":2}},

@@ -39,6 +39,7 @@ impl Server {
                     context_len: Some(CONTEXT),
                     has_words: true,
                     has_brackets: false,
+                    fills_gaps: false,
                 }
                 .write(&path)?;
                 folder.insert(path).clone()

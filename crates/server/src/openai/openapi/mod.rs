@@ -80,6 +80,8 @@ fn example(name: &str, model: &str) -> Option<Value> {
         }
         "CompletionRequest" => json!({ "model": model, "prompt": "The sky is", "max_tokens": 16, "stop": ["."] }),
         "MessagesRequest" => json!({ "model": model, "max_tokens": 16, "messages": messages }),
+        "ContentRequest" => json!({ "prompt": "The sky is", "n_predict": 16 }),
+        "InfillRequest" => json!({ "input_prefix": "The sky", "input_suffix": "blue.", "n_predict": 16 }),
         "OllamaChatRequest" => json!({ "model": model, "messages": messages, "stream": false }),
         "OllamaGenerateRequest" => json!({ "model": model, "prompt": "Why is the sky blue?", "stream": false }),
         "OllamaShowRequest" => json!({ "model": model }),
@@ -92,11 +94,13 @@ fn example(name: &str, model: &str) -> Option<Value> {
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 12] = [
+const STRICT: [&str; 14] = [
     "ChatRequest",
     "CompletionRequest",
     "MessagesRequest",
     "CountTokensRequest",
+    "ContentRequest",
+    "InfillRequest",
     "OllamaChatRequest",
     "OllamaGenerateRequest",
     "OllamaShowRequest",
@@ -113,7 +117,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "LLM inference with the APIs of OpenAI, Anthropic and Ollama, and routes for tokens, health and metrics.",
+            "LLM inference with the APIs of OpenAI, Anthropic, Ollama and llama.cpp, and routes for tokens, health and metrics.",
         ))
         .build();
     api.servers = None;

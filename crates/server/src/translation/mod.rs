@@ -1,6 +1,8 @@
 //! Requests of other APIs become requests of OpenAI's: a body in OpenAI's names, which is read, checked and answered
 //! like any other. Errors name the fields that the client sent.
 
+pub(crate) mod llama_options;
+
 use pellucid_generate::LoadedModel;
 
 use crate::http::error::ApiError;
