@@ -40,6 +40,8 @@ pub struct Request {
     pub speculate: bool,
     /// Output that the client expects, as tokens; a drafter proposes from it.
     pub prediction: Vec<u32>,
+    /// Keep the keys and values of the reply for later prompts that begin with it. Those of the prompt are always kept.
+    pub caches_reply: bool,
     /// Requests of the same tenant with a higher priority start first.
     pub priority: i32,
     /// Time from submission after which the reply ends with the tokens that it has.
@@ -63,9 +65,16 @@ impl Request {
             trace: false,
             speculate: true,
             prediction: Vec::new(),
+            caches_reply: true,
             priority: 0,
             deadline: None,
         }
+    }
+
+    /// Returns the number of tokens, of the `num_computed` first ones, that later requests may find in the prefix
+    /// cache.
+    pub(crate) fn num_cacheable(&self, num_computed: usize) -> usize {
+        if self.caches_reply { num_computed } else { num_computed.min(self.prompt.len()) }
     }
 
     /// Returns the number of sequences that it runs at once.

@@ -263,6 +263,13 @@ impl ChoiceText {
         Delta { finish: Some(finish), ..delta }
     }
 
+    /// Ends the choice because a guard blocked it. What is held back is never shown.
+    pub(crate) fn block(&mut self, finish: Finish) {
+        self.stream = None;
+        self.held.clear();
+        self.finish = Some(finish);
+    }
+
     /// Returns the text that is held back, for a reply that its reader cancels. The choice stays without a finish
     /// unless the text completes a stop string.
     pub fn flush(&mut self) -> Delta {

@@ -21,6 +21,13 @@ pub enum Finish {
     ToolCalls(Option<u32>),
     /// The loop guard found that the reply repeats itself.
     Repetition(Repetition),
+    /// A guard blocked the rest of the reply.
+    ContentFilter {
+        /// Name of the guard.
+        guard: &'static str,
+        /// The rule that blocked it, for the operator.
+        rule: String,
+    },
 }
 
 impl Finish {
@@ -48,6 +55,7 @@ impl Finish {
             Finish::Deadline => "timeout",
             Finish::ToolCalls(_) => "tool_calls",
             Finish::Repetition(_) => "repetition",
+            Finish::ContentFilter { .. } => "content_filter",
         }
     }
 }

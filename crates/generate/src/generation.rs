@@ -10,7 +10,7 @@ use pellucid_engine::{Control, Error, Event, Request, RequestStats, SpeculationS
 
 use crate::event_channel::{EventReceiver, PromptEvent, channel};
 use crate::prompt_replies::PromptReplies;
-use crate::{Delta, Finish, LoadedModel, ReplySplitter, Summary};
+use crate::{Delta, Finish, JudgedPrompt, LoadedModel, ReplySplitter, Summary, Turn};
 
 /// One or more prompts that are submitted together.
 #[derive(Debug, Clone, Default)]
@@ -36,12 +36,24 @@ pub struct PromptRequest {
     pub continues_text: bool,
     /// Separates thoughts and calls from the text; `None` shows the reply as it is.
     pub splitter: Option<ReplySplitter>,
+    /// Messages of the prompt, for guards that judge conversations; none if it is a text.
+    pub turns: Vec<Turn>,
+    /// Says that the guards of the model have passed the prompt; see [`LoadedModel::judge`].
+    pub judged: Option<JudgedPrompt>,
 }
 
 impl PromptRequest {
     /// Returns a prompt whose reply is a text of its own, as in a chat.
     pub fn chat(request: Request) -> PromptRequest {
-        PromptRequest { request, echo: None, drops_output: false, continues_text: false, splitter: None }
+        PromptRequest {
+            request,
+            echo: None,
+            drops_output: false,
+            continues_text: false,
+            splitter: None,
+            turns: Vec::new(),
+            judged: None,
+        }
     }
 
     /// Returns a prompt whose reply continues its text.
@@ -93,19 +105,25 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Submits all prompts, or none. Never waits for the engine: a full queue is an error.
+    /// Submits all prompts, or none. Never waits for the engine: a full queue is an error. If the model has guards,
+    /// they must have judged the prompts; see [`LoadedModel::judge`].
     pub fn submit(model: &LoadedModel, request: GenerationRequest) -> Result<Generation, Error> {
+        if !model.guards.is_empty() && request.prompts.iter().any(|prompt| prompt.judged.is_none()) {
+            return Err(Error::Internal("no guard has judged the prompt".into()));
+        }
         let submitted = Instant::now();
         let mut prompts: Vec<PromptReplies> = fallible::with_capacity(request.prompts.len())?;
         let mut num_choices = 0;
         for prompt in &request.prompts {
-            let replies = PromptReplies::new(prompt, num_choices, &request.stop, &model.tokenizer, submitted)?;
+            let replies = PromptReplies::new(prompt, num_choices, &request.stop, model, submitted)?;
             num_choices += replies.choices.len();
             prompts.push(replies);
         }
         let (sinks, receiver) = channel(prompts.len(), request.reports_progress);
         let mut requests = fallible::with_capacity(prompts.len())?;
-        for (prompt, sink) in request.prompts.into_iter().zip(sinks) {
+        for (mut prompt, sink) in request.prompts.into_iter().zip(sinks) {
+            // Whether a reply is blocked is known after it is generated, so none of them enters the prefix cache.
+            prompt.request.caches_reply &= model.guards.is_empty();
             requests.push((prompt.request, Box::new(sink) as _));
         }
         model.engine.submit_all(requests)?;
@@ -163,10 +181,10 @@ impl Generation {
         self.receiver.control(prompt, control);
     }
 
-    /// Returns the text that is held back, for a reader that shows what there is and then drops the generation.
+    /// Returns the text that is held back, for a reader that shows what there is and then drops the generation. Text
+    /// that a guard has not passed is not returned.
     pub fn flush(&mut self) -> Vec<Delta> {
-        let choices = self.prompts.iter_mut().flat_map(|prompt| &mut prompt.choices);
-        choices.map(|choice| choice.flush()).filter(|delta| !delta.is_empty()).collect()
+        self.prompts.iter_mut().flat_map(PromptReplies::flush).filter(|delta| !delta.is_empty()).collect()
     }
 
     /// Whether all replies are complete and every event was read.
@@ -254,7 +272,7 @@ impl Generation {
             event => {
                 let choice = if let Event::Token(token) = &event { Some(token.choice) } else { None };
                 for delta in self.prompts[prompt].take(event)? {
-                    let is_stopped = matches!(delta.finish, Some(Finish::StopString(_)));
+                    let is_stopped = matches!(delta.finish, Some(Finish::StopString(_) | Finish::ContentFilter { .. }));
                     // A generation that is complete is dropped, which ends the rest of its requests.
                     if let Some(choice) = choice.filter(|_| is_stopped && !self.is_complete()) {
                         self.receiver.control(prompt, Control::End { choice });

@@ -3,6 +3,7 @@
 //! Read in the order of a request: [`LoadedModel`] is a model that is ready to answer, [`PromptEncoder`] makes token
 //! ids of messages or text, [`Generation`] submits them and returns pieces of text, each made by [`ChoiceText`], which
 //! separates thoughts and calls of tools by the model's own format and holds back half characters and stop strings.
+//! [`Guards`] judge prompts and replies before anybody reads them.
 //! This crate opens no file, chooses no device, and knows neither HTTP nor terminals.
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
@@ -16,6 +17,7 @@ mod fill_in;
 mod finish;
 mod generation;
 mod grammars;
+mod guard;
 mod model;
 mod prompt;
 mod prompt_replies;
@@ -31,6 +33,10 @@ pub use fill_in::FillInTokens;
 pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use grammars::Grammars;
+pub use guard::{
+    Guard, GuardCount, GuardError, Guards, JudgedPrompt, Judging, MAX_MATCH_BYTES, OnGuardError, Passage, PatternError,
+    PatternGuard, PromptText, Refusal, ReplyScanner, Scan, Turn, Verdict, VerdictKind,
+};
 pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{
     Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,

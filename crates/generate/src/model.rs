@@ -7,7 +7,7 @@ use pellucid_grammar::{CompiledGrammar, GrammarSource};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
-use crate::{Grammars, PromptEncoder, Thinking};
+use crate::{GenerationRequest, Grammars, Guards, Judging, PromptEncoder, PromptRequest, Refusal, Thinking};
 
 /// A model behind a running engine. The program that opened the files and chose the device builds it.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct LoadedModel {
     pub grammars: Grammars,
     /// The thoughts of the model; see [`LoadedModel::thinking`].
     pub thinking: OnceLock<Thinking>,
+    /// Judge prompts and replies.
+    pub guards: Guards,
     /// Submits requests to the engine. Dropping the model stops the engine.
     pub engine: EngineHandle,
     /// Clock for chat templates that write the date; usually [`utc_now`](crate::utc_now).
@@ -74,6 +76,16 @@ impl LoadedModel {
         source: GrammarSource,
     ) -> Result<Arc<CompiledGrammar>, pellucid_grammar::Error> {
         self.grammars.get(tenant, source, &self.tokenizer, self.vocab_size)
+    }
+
+    /// Lets the guards judge prompts that were not judged yet. May take long. A model with guards accepts no others.
+    pub fn judge(&self, request: &mut GenerationRequest) -> Result<(), Refusal> {
+        if self.guards.is_empty() { Ok(()) } else { self.guards.judge_all(&mut request.prompts, &self.tokenizer) }
+    }
+
+    /// Lets the guards judge prompts as [`LoadedModel::judge`] does, on a thread of theirs, for async tasks.
+    pub fn judge_apart(&self, prompts: Vec<PromptRequest>) -> Judging {
+        self.guards.judge_apart(prompts, &self.tokenizer)
     }
 
     /// Returns the encoder that makes prompts for this model.

@@ -12,12 +12,17 @@ use pellucid_tokenizer::{TextStream, Tokenizer};
 
 use crate::choice_text::TextRules;
 use crate::generation::PromptRequest;
+use crate::guard::GuardedChoice;
 use crate::summary::Timing;
-use crate::{ChoiceText, Delta, Finish, PartKind, ReplyToken, ReplyTrace};
+use crate::{ChoiceText, Delta, Finish, LoadedModel, PartKind, ReplyToken, ReplyTrace};
 
 #[derive(Debug)]
 pub(crate) struct PromptReplies {
     pub(crate) choices: Vec<ChoiceText>,
+    /// Number of the first choice, counted over all prompts of the generation.
+    first_choice: usize,
+    /// Guards of each choice; empty without guards.
+    guarded: Vec<GuardedChoice>,
     pub(crate) num_prompt: usize,
     /// Tokens of a prompt that is scored, for its echo.
     scored: Vec<u32>,
@@ -45,10 +50,10 @@ impl PromptReplies {
         prompt: &PromptRequest,
         first_choice: usize,
         stop: &[String],
-        tokenizer: &Arc<Tokenizer>,
+        model: &LoadedModel,
         submitted: Instant,
     ) -> Result<PromptReplies, Error> {
-        let request = &prompt.request;
+        let (request, tokenizer) = (&prompt.request, &model.tokenizer);
         let stream = if prompt.continues_text {
             TextStream::after(tokenizer.clone(), true, &request.prompt)
         } else {
@@ -63,6 +68,12 @@ impl PromptReplies {
         let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
         let choices = first_choice..first_choice + num_choices;
         Ok(PromptReplies {
+            guarded: if model.guards.is_empty() {
+                Vec::new()
+            } else {
+                choices.clone().map(|_| GuardedChoice::new(&model.guards)).collect()
+            },
+            first_choice,
             choices: choices.map(|choice| ChoiceText::new(choice, stream.clone(), rules)).collect(),
             num_prompt: request.prompt.len(),
             scored: fallible::copy_of(if request.score_prompt { &request.prompt } else { &[] })?,
@@ -84,11 +95,42 @@ impl PromptReplies {
     /// until they are computed.
     pub(crate) fn opening(&mut self) -> Result<Vec<Delta>, Error> {
         // The first token has no log probability, so a prompt of one token has none to wait for.
-        if self.is_scored && self.num_prompt > 1 { Ok(Vec::new()) } else { self.echo(Vec::new()) }
+        let echo = if self.is_scored && self.num_prompt > 1 { Vec::new() } else { self.echo(Vec::new())? };
+        Ok(self.guard(echo))
     }
 
-    /// Takes an event that produces text or counts; others produce nothing.
+    /// Takes an event that produces text or counts; others produce nothing. Text is returned when the guards have
+    /// passed it.
     pub(crate) fn take(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
+        let deltas = self.decode(event)?;
+        Ok(self.guard(deltas))
+    }
+
+    /// Returns the text of every choice that is held back, as far as the guards have passed it.
+    pub(crate) fn flush(&mut self) -> Vec<Delta> {
+        let flushed = self.choices.iter_mut().map(ChoiceText::flush).collect();
+        self.guard(flushed)
+    }
+
+    /// Returns the pieces that the guards have passed. A choice that they block ends.
+    fn guard(&mut self, deltas: Vec<Delta>) -> Vec<Delta> {
+        if self.guarded.is_empty() {
+            return deltas;
+        }
+        let mut passed = Vec::new();
+        for delta in deltas {
+            let choice = delta.choice - self.first_choice;
+            for delta in self.guarded[choice].push(delta) {
+                if let Some(finish @ Finish::ContentFilter { .. }) = &delta.finish {
+                    self.choices[choice].block(finish.clone());
+                }
+                passed.push(delta);
+            }
+        }
+        passed
+    }
+
+    fn decode(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
         Ok(match event {
             Event::Started { cached_tokens } => {
                 self.cached_tokens = cached_tokens;
@@ -122,9 +164,11 @@ impl PromptReplies {
         })
     }
 
-    /// Whether nothing more will be shown. A choice that ended at a stop string does not wait for the engine.
+    /// Whether nothing more will be shown. A choice that ended at a stop string or at a guard does not wait for the
+    /// engine.
     pub(crate) fn is_over(&self) -> bool {
-        let has_stopped = |choice: &ChoiceText| matches!(choice.finish(), Some(Finish::StopString(_)));
+        let has_stopped =
+            |choice: &ChoiceText| matches!(choice.finish(), Some(Finish::StopString(_) | Finish::ContentFilter { .. }));
         // Ranked replies wait for the engine's numbers, which count more tokens than are shown.
         self.stats.is_some() || !self.ranks_replies && self.choices.iter().all(has_stopped)
     }

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
-use pellucid_generate::{Grammars, LoadedModel, utc_now};
+use pellucid_generate::{Grammars, Guards, LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, Model as _};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
@@ -57,6 +57,7 @@ pub struct Builder {
     shared_system: Option<String>,
     chat_template: Option<String>,
     speculation: Speculation,
+    guards: Guards,
     on_event: Box<dyn FnMut(LoadEvent) + Send>,
 }
 
@@ -112,6 +113,7 @@ impl Builder {
             shared_system: None,
             chat_template: None,
             speculation: Speculation::DEFAULT,
+            guards: Guards::default(),
             on_event: Box::new(|_| ()),
         }
     }
@@ -263,6 +265,29 @@ impl Builder {
         self
     }
 
+    /// Sets the guards that judge prompts and replies. Default: none.
+    ///
+    /// A prompt that they block is [`Error::Blocked`]; a reply ends with
+    /// [`Finish::ContentFilter`](crate::Finish::ContentFilter), and nothing of what is blocked is returned.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use pellucid::{Error, Guards, OnGuardError, PatternGuard, Pellucid};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let guard = PatternGuard::parse(r"\bhunter2\b")?;
+    /// let guards = Guards::new(vec![Arc::new(guard)], OnGuardError::Closed);
+    /// let model = Pellucid::builder("models/tiny.gguf").guards(guards).open()?;
+    /// assert!(matches!(model.chat("Say hunter2."), Err(Error::Blocked(_))));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn guards(mut self, guards: Guards) -> Builder {
+        self.guards = guards;
+        self
+    }
+
     /// Sets a function that is called with notes and progress while the model is opened.
     pub fn on_event(mut self, on_event: impl FnMut(LoadEvent) + Send + 'static) -> Builder {
         self.on_event = Box::new(on_event);
@@ -371,6 +396,7 @@ impl Builder {
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             grammars: Grammars::default(),
             thinking: Default::default(),
+            guards: self.guards,
             engine: EngineHandle::start(engine),
             now: utc_now,
         };

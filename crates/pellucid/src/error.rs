@@ -93,6 +93,9 @@ pub enum Error {
     /// The engine rejected the request before it started: sizes, sampling parameters, a full queue.
     #[error("the request was rejected")]
     Rejected(#[source] pellucid_engine::Error),
+    /// A guard blocked the prompt, or could not judge it.
+    #[error("the prompt was not accepted")]
+    Blocked(#[source] pellucid_generate::Refusal),
     /// The request started and did not finish: the model, the device or the engine failed.
     #[error("the request failed")]
     Failed(#[source] pellucid_engine::Error),

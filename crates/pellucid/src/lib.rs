@@ -39,6 +39,9 @@ pub use pellucid_engine::{
     BeamParams, DraftCounts, DrafterKind, EarlyStopping, EngineStats, MemoryPlan, Overcommit, Proposal, Repetition,
     SpeculationStats, TenantId,
 };
-pub use pellucid_generate::{Delta, Finish, ReplyToken, ReplyTrace, Summary};
+pub use pellucid_generate::{
+    Delta, Finish, Guard, GuardError, Guards, OnGuardError, Passage, PatternGuard, PromptText, Refusal, ReplyScanner,
+    ReplyToken, ReplyTrace, Scan, Summary, Turn, Verdict,
+};
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};
 pub use pellucid_tokenizer::VocabularyDifference;

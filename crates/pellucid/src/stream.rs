@@ -39,8 +39,13 @@ impl ReplyStream {
     pub(crate) fn submit(model: &Pellucid, request: Request) -> Result<ReplyStream, Error> {
         let encoded = request.encode(model.model(), &model.loaded.tenants)?;
         let seed = encoded.request.sampling.seed;
-        let prompt = PromptRequest { continues_text: encoded.continues_text, ..PromptRequest::chat(encoded.request) };
-        let request = GenerationRequest { stop: encoded.stops, ..GenerationRequest::new(prompt) };
+        let prompt = PromptRequest {
+            continues_text: encoded.continues_text,
+            turns: encoded.turns,
+            ..PromptRequest::chat(encoded.request)
+        };
+        let mut request = GenerationRequest { stop: encoded.stops, ..GenerationRequest::new(prompt) };
+        model.model().judge(&mut request).map_err(Error::Blocked)?;
         let generation = Generation::submit(model.model(), request).map_err(Error::Rejected)?;
         let choices = (0..generation.num_choices()).map(Delta::new).collect();
         Ok(ReplyStream { generation, model: model.clone(), choices, seed })

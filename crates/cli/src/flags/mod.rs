@@ -8,6 +8,7 @@ pub(crate) mod chat_template;
 pub(crate) mod command_line;
 pub(crate) mod compute;
 pub(crate) mod grammar;
+pub(crate) mod guard;
 pub(crate) mod prompt;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;

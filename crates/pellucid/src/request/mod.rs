@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pellucid_engine::{BeamParams, EarlyStopping, Scope, TenantId};
-use pellucid_generate::{ChatPrompt, LoadedModel};
+use pellucid_generate::{ChatPrompt, LoadedModel, Turn};
 use pellucid_sampling::{DRY_BREAKERS, Preset, SamplingParams, random_seed};
 use pellucid_tokenizer::message;
 use serde_json::Value;
@@ -94,6 +94,8 @@ pub(crate) struct EncodedRequest {
     pub(crate) stops: Vec<String>,
     /// Whether the reply continues the prompt's text, so that a leading space belongs to it.
     pub(crate) continues_text: bool,
+    /// Messages of a chat, for guards.
+    pub(crate) turns: Vec<Turn>,
 }
 
 impl Request {
@@ -315,7 +317,8 @@ impl Request {
             return Err(option("prediction", "none with speculate(false)", "a prediction"));
         }
         let prediction = self.prediction.as_deref().map_or_else(Vec::new, |text| model.tokenizer.encode(text));
-        let (prompt, continues_text) = self.prompt_ids(model)?;
+        let (prompt, turns) = self.prompt_ids(model)?;
+        let continues_text = matches!(self.prompt, Prompt::Text(_));
         let best_of = self.best_of.unwrap_or(self.num_choices);
         let request = pellucid_engine::Request {
             scope: Scope::of(tenant),
@@ -331,17 +334,18 @@ impl Request {
             deadline: self.timeout,
             ..pellucid_engine::Request::new(prompt, self.sampling_params(model, best_of))
         };
-        Ok(EncodedRequest { request, stops: self.stops, continues_text })
+        Ok(EncodedRequest { request, stops: self.stops, continues_text, turns })
     }
 
-    fn prompt_ids(&self, model: &LoadedModel) -> Result<(Vec<u32>, bool), Error> {
+    /// Returns the ids of the prompt, and the messages of a chat.
+    fn prompt_ids(&self, model: &LoadedModel) -> Result<(Vec<u32>, Vec<Turn>), Error> {
         // A text that cannot fit is refused before it is encoded.
         let prompts = model.prompts().within(model.context_len);
         let messages = match &self.prompt {
             Prompt::Text(_) if self.system.is_some() => {
                 return Err(option("system", "a chat: text has no place for instructions", "a text prompt"));
             }
-            Prompt::Text(text) => return Ok((prompts.encode_text(text).map_err(Error::Prompt)?, true)),
+            Prompt::Text(text) => return Ok((prompts.encode_text(text).map_err(Error::Prompt)?, Vec::new())),
             Prompt::Chat(messages) => messages,
         };
         if let Some(reason) = &model.template_error {
@@ -350,7 +354,8 @@ impl Request {
         let system = self.system.as_ref().map(|text| message("system", text));
         let messages = messages.iter().map(|one| message(&one.role, &one.content));
         let messages: Vec<Value> = system.into_iter().chain(messages).collect();
-        Ok((prompts.encode_chat(&ChatPrompt::new(&messages)).map_err(Error::Prompt)?, false))
+        let ids = prompts.encode_chat(&ChatPrompt::new(&messages)).map_err(Error::Prompt)?;
+        Ok((ids, Turn::of_messages(&messages)))
     }
 
     fn sampling_params(&self, model: &LoadedModel, best_of: usize) -> SamplingParams {

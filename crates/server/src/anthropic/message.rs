@@ -48,6 +48,7 @@ pub(super) fn stop_reason(finish: &Finish) -> (&'static str, Option<&str>) {
     match finish {
         Finish::StopString(text) => ("stop_sequence", Some(text)),
         Finish::ToolCalls(_) => ("tool_use", None),
+        Finish::ContentFilter { .. } => ("refusal", None),
         Finish::ContextFull => ("model_context_window_exceeded", None),
         Finish::MaxTokens | Finish::Deadline => ("max_tokens", None),
         Finish::EndToken(_) | Finish::StopToken(_) | Finish::Repetition(_) => ("end_turn", None),

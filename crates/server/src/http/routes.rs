@@ -268,7 +268,8 @@ pub(crate) async fn metrics(
         Offer { kind: "application/openmetrics-text", version: Some("1.0.0") },
     ];
     let format = [Format::Text, Format::OpenMetrics][accept::preferred(&request, &offers)];
-    let mut response = Response::new(Body::from(app.metrics.render(&app.model.engine.last_stats(), format)));
+    let text = app.metrics.render(&app.model.engine.last_stats(), &app.model.guards.counts(), format);
+    let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));
     headers.insert(header::VARY, HeaderValue::from_static("accept"));

@@ -49,6 +49,11 @@ impl Account {
         }
     }
 
+    /// Id of the request in the log.
+    pub(crate) fn request_id(&self) -> &str {
+        &self.request_id
+    }
+
     /// Takes more memory if the request holds less than `bytes`.
     pub(crate) fn hold_at_least(&mut self, bytes: usize) -> Result<(), ApiError> {
         self.permit.hold_at_least(bytes)

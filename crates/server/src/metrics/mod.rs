@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use pellucid_engine::{DrafterKind, EngineStats};
-use pellucid_generate::Summary;
+use pellucid_generate::{GuardCount, Summary};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
@@ -222,11 +222,14 @@ impl Metrics {
         self.http.get_or_create(&HttpLabels { route: route.to_owned(), status }).inc();
     }
 
-    /// Returns all metrics as text, those of the engine included.
-    pub(crate) fn render(&self, engine: &EngineStats, format: Format) -> String {
+    /// Returns all metrics as text, those of the engine and of the guards included.
+    pub(crate) fn render(&self, engine: &EngineStats, guards: &[GuardCount], format: Format) -> String {
         let mut text = String::with_capacity(16 << 10);
         let mut registry = Registry::default();
         registry.register_collector(Box::new(EngineCollector { stats: *engine, prefix: "pellucid_" }));
+        if !guards.is_empty() {
+            registry.register_collector(Box::new(GuardCollector(guards.to_vec())));
+        }
         if self.has_vllm {
             registry.register_collector(Box::new(self.vllm(engine)));
         }
@@ -305,6 +308,30 @@ impl Collector for VllmCollector {
             let counter = ConstCounter::new(value);
             let mut family = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
             counter.encode(family.encode_family(&self.labels)?)?;
+        }
+        Ok(())
+    }
+}
+
+/// Exports the verdicts of guards.
+#[derive(Debug)]
+struct GuardCollector(Vec<GuardCount>);
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct GuardLabels {
+    guard: &'static str,
+    subject: &'static str,
+    verdict: &'static str,
+}
+
+impl Collector for GuardCollector {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "Verdicts on prompts and replies, by guard; a guard that could not judge has failed";
+        let kind = ConstCounter::new(0u64).metric_type();
+        let mut family = encoder.encode_descriptor("pellucid_guard_verdicts", help, None, kind)?;
+        for GuardCount { guard, kind, count } in &self.0 {
+            let labels = GuardLabels { guard, subject: kind.subject(), verdict: kind.verdict() };
+            ConstCounter::new(*count).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

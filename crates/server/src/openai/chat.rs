@@ -107,6 +107,7 @@ impl ChatRequest {
         }
         let mut prompt = PromptRequest::chat(request);
         prompt.continues_text = end == PromptEnd::Open;
+        prompt.turns = chat.conversation.turns(model)?;
         if let Some(output) = &shared.structured_output {
             prompt.request.constraint = Some(output.compile(model, tenant, shared.beam_width)?);
             // The grammar describes every byte, so no space at the beginning is dropped.

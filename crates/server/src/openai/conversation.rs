@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder, PromptEnd, ToolRules};
+use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder, PromptEnd, ToolRules, Turn};
 use pellucid_tokenizer::{Error as TokenizerError, MemoryGrant, Segment};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -78,6 +78,15 @@ impl Conversation {
     /// Returns the ids of the conversation.
     pub(crate) fn encode(&self, end: PromptEnd, encoder: PromptEncoder<'_>) -> Result<Vec<u32>, ApiError> {
         self.rendering(end, encoder, |encoder, prompt| encoder.encode_chat(prompt))
+    }
+
+    /// Returns the messages for the guards of a model; none if it has no guards.
+    pub(crate) fn turns(&self, model: &LoadedModel) -> Result<Vec<Turn>, ApiError> {
+        if model.guards.is_empty() {
+            Ok(Vec::new())
+        } else {
+            Ok(Turn::of_messages(&messages::to_values(&self.messages)?))
+        }
     }
 
     /// Returns the conversation as the template renders it.

@@ -80,7 +80,8 @@ pub(crate) struct Timings {
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct EndingDetail {
     index: usize,
-    /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full`, `timeout` or `repetition`.
+    /// `end_of_sequence`, `stop_token`, `stop_string`, `max_tokens`, `context_full`, `timeout`, `tool_calls`,
+    /// `repetition` or `content_filter`.
     reason: &'static str,
     /// `unfinished` if a grammar constrains the reply and the choice ended before the grammar did: it may be no valid
     /// JSON, for example.
@@ -98,6 +99,9 @@ pub(crate) struct EndingDetail {
     /// Number of whole times that the passage occurred in a row.
     #[serde(skip_serializing_if = "Option::is_none")]
     repeats: Option<usize>,
+    /// Name of the guard that blocked the rest of the choice, if one did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guard: Option<&'static str>,
 }
 
 impl Usage {
@@ -150,7 +154,8 @@ fn detail(index: usize, finish: &Finish, has_grammar: bool) -> EndingDetail {
     let reason = finish.name();
     let grammar =
         (has_grammar && !matches!(finish, Finish::EndToken(_) | Finish::ToolCalls(_))).then_some("unfinished");
-    let mut detail = EndingDetail { index, reason, grammar, token_id: None, stop: None, period: None, repeats: None };
+    let mut detail =
+        EndingDetail { index, reason, grammar, token_id: None, stop: None, period: None, repeats: None, guard: None };
     match finish {
         Finish::EndToken(id) | Finish::StopToken(id) | Finish::ToolCalls(id) => detail.token_id = *id,
         Finish::StopString(text) => detail.stop = Some(text.clone()),
@@ -158,6 +163,8 @@ fn detail(index: usize, finish: &Finish, has_grammar: bool) -> EndingDetail {
             detail.period = Some(*period);
             detail.repeats = Some(*repeats);
         }
+        // The rule may tell what the operator's patterns are, so only the log has it.
+        Finish::ContentFilter { guard, .. } => detail.guard = Some(guard),
         Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => {}
     }
     detail

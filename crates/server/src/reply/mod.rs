@@ -7,6 +7,7 @@
 
 pub(crate) mod buffer;
 pub(crate) mod form;
+pub(crate) mod guard;
 pub(crate) mod parts;
 pub(crate) mod respond;
 pub(crate) mod stream;
@@ -129,6 +130,7 @@ impl Reply {
     /// Records a reply that is complete.
     pub(crate) fn close(&mut self) -> Summary {
         let summary = self.generation.summary();
+        guard::log_blocked(&self.account, &summary);
         let is_late = summary.finishes.contains(&Some(Finish::Deadline));
         self.account.close(if is_late { Outcome::TimedOut } else { Outcome::Completed }, &summary);
         summary

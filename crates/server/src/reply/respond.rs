@@ -15,7 +15,7 @@ use crate::openai::whole_reply::delta_bytes;
 use crate::reply::form::ReplyForm;
 use crate::reply::parts::{self, PIECES_IN_FLIGHT};
 use crate::reply::stream::StreamBody;
-use crate::reply::{Reply, Spec};
+use crate::reply::{Reply, Spec, guard};
 use crate::state::{App, SharedApp};
 
 /// Charges a request and submits it. All refusals happen here or earlier, before a byte of the reply is sent.
@@ -63,6 +63,7 @@ pub(crate) async fn respond(
         tracing::debug!(request_id = caller.request_id, user = app.tenants.current().pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
+    let spec = guard::judge(&app, &caller, &permit, spec).await?;
     let reply = submit(&app, &caller, permit, spec)?;
     match streaming {
         Some(streaming) => {

@@ -19,7 +19,7 @@ pub use faulty_model::{LOST_DEVICE, NO_MEMORY};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit, SpeculationOptions};
-use pellucid_generate::{LoadedModel, ModelDetails};
+use pellucid_generate::{Guards, LoadedModel, ModelDetails};
 use pellucid_model::{BLOCK_LEN, Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
@@ -48,6 +48,7 @@ pub struct Setup {
     pub aliases: Vec<String>,
     pub sampling: SamplingDefaults,
     pub drafter: Option<Box<dyn Drafter>>,
+    pub guards: Guards,
 }
 
 impl Default for Setup {
@@ -68,6 +69,7 @@ impl Default for Setup {
             aliases: Vec::new(),
             sampling: SamplingDefaults::default(),
             drafter: None,
+            guards: Guards::default(),
         }
     }
 }
@@ -150,6 +152,7 @@ impl Server {
             created: 1_700_000_000,
             grammars: Default::default(),
             thinking: Default::default(),
+            guards: setup.guards,
             engine: EngineHandle::start(engine),
             now: some_day,
         };

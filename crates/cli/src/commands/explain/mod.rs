@@ -318,6 +318,7 @@ fn finish_name(finish: Option<&Finish>) -> &'static str {
         Some(Finish::ContextFull) => "context",
         Some(Finish::Repetition(_)) => "repetition",
         Some(Finish::ToolCalls(_)) => "tool_calls",
+        Some(Finish::ContentFilter { .. }) => "content_filter",
         Some(Finish::Deadline) | None => "interrupted",
     }
 }
@@ -330,6 +331,7 @@ fn finish_sentence(finish: Option<&Finish>) -> &'static str {
         Some(Finish::ContextFull) => "The context is full.",
         Some(Finish::Repetition(_)) => "The reply repeated itself; --no-loop-guard lets it go on.",
         Some(Finish::ToolCalls(_)) => "The model called a tool.",
+        Some(Finish::ContentFilter { .. }) => "A guard blocked the rest of the reply.",
         Some(Finish::Deadline) | None => "Stopped.",
     }
 }

@@ -9,7 +9,9 @@ use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::Speculation;
 use pellucid_engine::{BeamParams, Error, Repetition, Request};
-use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest};
+use pellucid_generate::{
+    Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest, Turn,
+};
 use pellucid_sampling::{SamplingParams, TokenConstraint};
 
 use crate::flags::prompt::Prompt;
@@ -70,12 +72,17 @@ impl Answerer<'_> {
             constraint: self.constraint.clone(),
             ..Request::new(ids, self.sampling.clone())
         };
-        let request = match prompt {
+        let mut request = match prompt {
             // A grammar describes every byte, so no space at the beginning is dropped.
             Prompt::Chat(_) if self.constraint.is_none() => PromptRequest::chat(request),
             Prompt::Chat(_) | Prompt::Text(_) => PromptRequest::text(request),
         };
-        let request = GenerationRequest { prompts: vec![request], stop: self.stops.clone(), reports_progress: true };
+        if let Prompt::Chat(messages) = prompt {
+            request.turns = Turn::of_messages(messages);
+        }
+        let mut request =
+            GenerationRequest { prompts: vec![request], stop: self.stops.clone(), reports_progress: true };
+        self.model.judge(&mut request)?;
         let mut generation = Generation::submit(&self.model, request)?;
         let mut replies: Vec<Delta> = (0..generation.num_choices()).map(Delta::new).collect();
         let mut screen = Screen { output, wrap: WordWrap::for_stdout(), is_silent: self.json_load.is_some() };
@@ -104,6 +111,7 @@ impl Answerer<'_> {
             None => end_output(&replies, &mut screen)?,
         };
         self.note_loops(&generation);
+        self.note_blocked(&generation);
         log::note(&report.line());
         let is_cut = generation.summary().finishes.iter().flatten().any(|finish| *finish == Finish::MaxTokens);
         if is_cut && self.max_tokens.is_none() {
@@ -142,6 +150,16 @@ impl Answerer<'_> {
                 Ok(Some(GenerationEvent::ControlApplied { .. })) => {}
                 Err(Error::Stopped) => return Err(anyhow!("the engine stopped in the middle of a reply")),
                 Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Says which replies a guard blocked, and by which rule.
+    fn note_blocked(&self, generation: &Generation) {
+        for (i, finish) in generation.summary().finishes.iter().enumerate() {
+            if let Some(Finish::ContentFilter { guard, rule }) = finish {
+                let reply = if self.num_choices > 1 { format!("reply {}", i + 1) } else { "the reply".into() };
+                log::note(&format!("[the guard {guard} blocked the rest of {reply}: {rule}]"));
             }
         }
     }

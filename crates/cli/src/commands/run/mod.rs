@@ -15,6 +15,7 @@ use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 
 use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::flags::grammar::GrammarArgs;
+use crate::flags::guard::GuardArgs;
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::{BeamArgs, SamplingArgs};
 use crate::flags::speculation::SpeculationArgs;
@@ -69,6 +70,9 @@ pub(crate) struct RunArgs {
     grammar: GrammarArgs,
 
     #[command(flatten)]
+    guard: GuardArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
@@ -105,6 +109,7 @@ pub(crate) fn run(
         check_chat_flags(args, width)?;
     }
     let grammar = args.grammar.source()?;
+    let guards = args.guard.open()?;
     let is_chat = prompt.is_none();
     let open = |path: &Path| -> Result<Answerer<'_>> {
         let begun = Instant::now();
@@ -113,7 +118,8 @@ pub(crate) fn run(
         if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
             log::note(&format!("[{}]", memory_text(&loaded.info)));
         }
-        let (model, drafters) = (loaded.model, loaded.info.speculation);
+        let model = LoadedModel { guards: guards.clone(), ..loaded.model };
+        let drafters = loaded.info.speculation;
         if beams.is_some() && !drafters.is_off() {
             log::note("note: beam search runs without speculation");
         }

@@ -28,6 +28,7 @@ fn ending(finish: Option<&Finish>) -> Ending {
         Some(Finish::Repetition(_)) => ("repetition", "ended because it repeated itself"),
         Some(Finish::ToolCalls(_)) => ("tool_calls", "called a tool"),
         Some(Finish::Deadline) => ("deadline", "ended at its time limit"),
+        Some(Finish::ContentFilter { .. }) => ("content_filter", "blocked by a guard"),
         None => ("interrupted", "stopped"),
     };
     Ending { name, words }

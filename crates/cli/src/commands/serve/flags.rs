@@ -11,6 +11,7 @@ use super::DEFAULT_HOST;
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
 use crate::flags::compute::ComputeArgs;
+use crate::flags::guard::GuardArgs;
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
 use crate::terminal::log::LogFormat;
@@ -82,6 +83,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     bounds: BoundArgs,
+
+    #[command(flatten)]
+    pub(super) guard: GuardArgs,
 
     /// Add metrics under the names of vLLM, for inference gateways
     #[arg(long, help_heading = "Operations")]

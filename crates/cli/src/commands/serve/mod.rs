@@ -38,6 +38,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let template = args.template.read().or_usage()?;
     args.sampling.check_for_server().or_usage()?;
     args.speculation.check_for_server()?;
+    let guards = args.guard.open()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
@@ -47,7 +48,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let sampling = args.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone()).or_usage()?;
     let id = args.served_model_name.clone().unwrap_or_else(name);
     let aliases = fingerprint::aliases(&id, &args.alias);
-    let model = LoadedModel { id, aliases, fingerprint, sampling, ..loaded.model };
+    let model = LoadedModel { id, aliases, fingerprint, sampling, guards, ..loaded.model };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
     info!(

@@ -127,7 +127,8 @@ impl Engine {
                 sequence.num_computed += 1;
                 stats.decode_tokens += 1;
                 let table = sequence.table.as_mut().expect("a running sequence has blocks");
-                cache.index_full_blocks(table, &sequence.tokens[..sequence.num_computed]);
+                let num_cacheable = group.request.num_cacheable(sequence.num_computed);
+                cache.index_full_blocks(table, &sequence.tokens[..num_cacheable]);
             }
             let proposal = sequence.drafts.proposal(row).filter(|_| row < draft_len);
             if let Some(proposal) = proposal.filter(|_| drafters.trusts_drafts()) {

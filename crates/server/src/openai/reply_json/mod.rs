@@ -137,6 +137,7 @@ pub(crate) fn finish_reason(finish: &Finish) -> &'static str {
         Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
         Finish::ToolCalls(_) => "tool_calls",
         Finish::Repetition(_) => "repetition",
+        Finish::ContentFilter { .. } => "content_filter",
     }
 }
 

@@ -40,8 +40,8 @@ use crate::limits::tenants::Permit;
 use crate::openai::chat::ChatRequest;
 use crate::openai::reply_json::{ChunkWriter, Envelope};
 use crate::openai::shared_fields::Streaming;
-use crate::reply::Spec;
 use crate::reply::respond::submit;
+use crate::reply::{Spec, guard};
 use crate::state::SharedApp;
 
 /// A ping is sent after this time of silence, or after the write timeout if that is shorter.
@@ -122,6 +122,7 @@ where
         permit.refuse(&error);
         return Err(error.into());
     }
+    let spec = socket.during(guard::judge(app, caller, &permit, spec)).await??;
     let envelope = Envelope::of(&spec, &app.model);
     let reply = submit(app, caller, permit, spec)?;
     Dialogue::new(app, caller, reply, ChunkWriter::new(envelope, streaming)).run(socket).await

@@ -1,0 +1,121 @@
+//! Guards over a running engine: nothing of a blocked span is returned, and the prefix cache stays clean.
+
+mod support;
+
+use std::sync::Arc;
+
+use pellucid_generate::{
+    Delta, Finish, Generation, GenerationEvent, GenerationRequest, Guards, LoadedModel, OnGuardError, PatternGuard,
+    PromptRequest, Refusal, Summary,
+};
+use support::{model, request};
+
+fn guarded(patterns: &str) -> LoadedModel {
+    let guard = PatternGuard::parse(patterns).unwrap();
+    LoadedModel { guards: Guards::new(vec![Arc::new(guard)], OnGuardError::Closed), ..model() }
+}
+
+fn submit(model: &LoadedModel, prompt: PromptRequest) -> Generation {
+    let mut request = GenerationRequest::new(prompt);
+    model.judge(&mut request).unwrap();
+    Generation::submit(model, request).unwrap()
+}
+
+fn reply(model: &LoadedModel, prompt: PromptRequest) -> (Vec<Delta>, Summary) {
+    submit(model, prompt).into_replies().unwrap()
+}
+
+/// A prompt whose reply reports log probabilities and traces.
+fn prompt(model: &LoadedModel) -> PromptRequest {
+    let mut prompt = PromptRequest::text(request(model, "hello", 60));
+    prompt.request.sampling.logprobs = Some(2);
+    prompt.request.trace = true;
+    prompt
+}
+
+/// Returns `len` characters from the middle of a text as a regular expression, and the text before them.
+fn phrase(text: &str, len: usize) -> (String, &str) {
+    let from = text.char_indices().nth(text.chars().count() / 2).unwrap().0;
+    let phrase: String = text[from..].chars().take(len).collect();
+    let expression = phrase.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
+    (expression, text.split_once(&phrase).unwrap().0)
+}
+
+#[test]
+fn nothing_of_a_blocked_span_is_returned() {
+    let plain = model();
+    let whole = reply(&plain, prompt(&plain)).0.remove(0);
+    let (expression, before) = phrase(&whole.text, 4);
+    let model = guarded(&format!("(?-i){expression}"));
+    let (replies, summary) = reply(&model, prompt(&model));
+    let blocked = &replies[0];
+    // Tokens are shown or blocked as a whole, so the text ends before the token in which the phrase begins.
+    assert!(before.starts_with(&blocked.text) && before.len() < blocked.text.len() + 8, "{:?}", blocked.text);
+    assert_eq!(blocked.finish, Some(Finish::ContentFilter { guard: "patterns", rule: "line 1".into() }));
+    assert_eq!(blocked.tokens, whole.tokens[..blocked.tokens.len()], "log probabilities of shown tokens are the same");
+    assert!(blocked.tokens.len() < whole.tokens.len() && blocked.traces.len() == blocked.tokens.len());
+    let shown: usize = blocked.tokens.iter().map(|token| model.tokenizer.decode(&[token.id], true).len()).sum();
+    assert!(shown <= before.len(), "no log probability of a blocked token is returned");
+    assert!(summary.completion_tokens > blocked.tokens.len() && summary.completion_tokens < 60);
+    // A stream has the same pieces, and none of them contains a beginning of the phrase at its end.
+    let streamed: String = submit(&model, prompt(&model))
+        .filter_map(|event| match event.unwrap() {
+            GenerationEvent::Delta(delta) => Some(delta.text),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(streamed, blocked.text);
+    let counts: Vec<u64> = model.guards.counts().iter().map(|count| count.count).collect();
+    assert_eq!(counts, [2, 0, 0, 0, 2, 0]);
+}
+
+#[test]
+fn a_phrase_in_one_choice_leaves_the_others() {
+    let two = |model: &LoadedModel| {
+        let mut prompt = PromptRequest::text(request(model, "hello", 60));
+        (prompt.request.num_choices, prompt.request.best_of) = (2, 2);
+        prompt
+    };
+    let plain = model();
+    let whole = reply(&plain, two(&plain)).0;
+    let (expression, before) = phrase(&whole[0].text, 6);
+    let model = guarded(&format!("(?-i){expression}"));
+    let (replies, summary) = reply(&model, two(&model));
+    assert!(before.starts_with(&replies[0].text) && before.len() < replies[0].text.len() + 8);
+    assert!(matches!(summary.finishes[0], Some(Finish::ContentFilter { .. })));
+    assert_eq!((&replies[1].text, &replies[1].finish), (&whole[1].text, &Some(Finish::MaxTokens)));
+}
+
+#[test]
+fn a_blocked_prompt_is_refused_and_none_is_submitted_unjudged() {
+    let model = guarded("hel+o{1,2}".replace('+', "{1,3}").as_str());
+    let mut request = GenerationRequest::new(prompt(&model));
+    assert!(Generation::submit(&model, request.clone()).is_err(), "nobody judged the prompt");
+    let refusal = model.judge(&mut request).unwrap_err();
+    assert_eq!(refusal, Refusal::Blocked { guard: "patterns", rule: "line 1".into() });
+    assert_eq!(model.engine.stats().unwrap().steps, 0);
+}
+
+#[test]
+fn replies_of_guarded_models_do_not_enter_the_prefix_cache() {
+    let cached = |model: &LoadedModel| {
+        let first = PromptRequest::text(request(model, &"hello".repeat(10), 60));
+        let ids = first.request.prompt.clone();
+        let (replies, _) = reply(
+            model,
+            PromptRequest {
+                request: pellucid_engine::Request { trace: true, ..first.request.clone() },
+                ..first.clone()
+            },
+        );
+        let output = replies[0].traces.iter().map(|trace| trace.token.draw.winner.id);
+        let mut again = first;
+        again.request.prompt = ids.iter().copied().chain(output).collect();
+        (ids.len(), again.request.prompt.len(), reply(model, again).1.cached_tokens)
+    };
+    let (prompt_len, _, found) = cached(&guarded("never found"));
+    assert!(found <= prompt_len && found > 0, "{found} of {prompt_len}");
+    // Positive control: without a guard, the reply is found.
+    let (prompt_len, whole, found) = cached(&model());
+    assert!(found > prompt_len && found < whole);
+}
