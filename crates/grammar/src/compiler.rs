@@ -4,7 +4,7 @@
 //! recursive: a stack that overflows would end the process. Nothing is bounded by time. The limits below count nodes,
 //! states and steps, so the same source has the same result on every machine.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use llguidance::earley::SlicedBiasComputer;
@@ -15,8 +15,9 @@ use pellucid_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::matcher::GrammarMatcher;
+use crate::reply::{self, Forbidden};
 use crate::vocabulary::Vocabulary;
-use crate::{Error, GrammarSource, gbnf, lark, schema};
+use crate::{CallSource, Error, GrammarSource, ReplyConstraint, ReplyRules, gbnf, lark, schema};
 
 /// Stack of the thread that compiles. Only the part that is used takes memory. The deepest source that the limits
 /// allow, a chain of rules in a grammar of 256 KiB, uses a third of it in a debug build.
@@ -40,6 +41,7 @@ const JSON_WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,64}";
 /// Compiles grammars for the vocabulary of one model. Shared between threads.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
 }
 
@@ -52,7 +54,7 @@ impl std::fmt::Debug for GrammarCompiler {
 impl GrammarCompiler {
     /// Builds the trie of the vocabulary. `vocab_size` is the number of logits of the model.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize) -> Result<GrammarCompiler, Error> {
-        let env = Vocabulary::new(tokenizer, vocab_size)?.shared();
+        let env = Vocabulary::new(tokenizer.clone(), vocab_size)?.shared();
         let slices = SlicedBiasComputer::general_slices();
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| Error::Vocabulary(error.to_string()))?;
@@ -65,7 +67,7 @@ impl GrammarCompiler {
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.max_grammar_size = MAX_GRAMMAR_SIZE;
         limits.verbose_errors = false;
-        Ok(GrammarCompiler { factory, vocab_size })
+        Ok(GrammarCompiler { factory, tokenizer, vocab_size })
     }
 
     /// Compiles a source; an error names the place in it.
@@ -78,6 +80,11 @@ impl GrammarCompiler {
             let internal = |_| Error::source(source.kind(), "an internal error occurred while it was compiled");
             thread.join().unwrap_or_else(|panic| Err(internal(panic)))
         })
+    }
+
+    /// Returns the constraint on a whole reply, made of compiled parts.
+    pub fn reply(&self, rules: ReplyRules) -> ReplyConstraint {
+        ReplyConstraint::new(rules, self.tokenizer.clone(), self.factory.tok_env().clone())
     }
 
     fn compile_here(&self, source: &GrammarSource) -> Result<CompiledGrammar, Error> {
@@ -97,9 +104,25 @@ impl GrammarCompiler {
                 GrammarWithLexer::from_lark(text.clone())
             }
             GrammarSource::Choice(choices) => GrammarWithLexer::from_lark(lark::choice(choices)?),
+            GrammarSource::Calls(calls) => {
+                let grammar = GrammarWithLexer::from_lark(reply::lark(calls, &self.tokenizer)?);
+                let matcher = self.matcher(grammar).map_err(|problem| self.locate_tool(calls, problem))?;
+                return Ok(self.compiled(matcher));
+            }
         };
         let matcher = self.matcher(grammar).map_err(|problem| Error::source(source.kind(), problem))?;
         Ok(self.compiled(matcher))
+    }
+
+    /// Finds the tool whose arguments do not compile.
+    fn locate_tool(&self, calls: &CallSource, problem: String) -> Error {
+        let compile = |schema: &Value| self.matcher(json_grammar(schema)).err();
+        for tool in &calls.tools {
+            if let Some(problem) = compile(&tool.parameters) {
+                return schema::locate(&tool.parameters, problem, compile).in_tool(&tool.name);
+            }
+        }
+        Error::source("tools", problem)
     }
 
     /// Returns a matcher at the beginning of a reply, or the problem in one line.
@@ -111,7 +134,7 @@ impl GrammarCompiler {
     }
 
     fn compiled(&self, matcher: Matcher) -> CompiledGrammar {
-        CompiledGrammar { start: Mutex::new(matcher), env: self.factory.tok_env().clone() }
+        CompiledGrammar { start: Mutex::new(matcher), env: self.factory.tok_env().clone(), forbidden: OnceLock::new() }
     }
 }
 
@@ -135,8 +158,13 @@ fn in_one_line(text: &str) -> String {
     }
 }
 
-/// Returns the grammar of a JSON schema, with this crate's white space.
+/// Returns the grammar of a JSON schema.
 fn json_grammar(document: &Value) -> GrammarWithLexer {
+    GrammarWithLexer::from_json_schema(json_schema(document))
+}
+
+/// Returns a JSON schema for the parser, with this crate's white space.
+pub(crate) fn json_schema(document: &Value) -> Value {
     let mut schema = match document {
         // The options are a member of the schema, so a boolean has to be written as an object.
         Value::Bool(true) => json!({}),
@@ -146,7 +174,7 @@ fn json_grammar(document: &Value) -> GrammarWithLexer {
     schema::rewrite(&mut schema);
     let options = JsonCompileOptions { whitespace_pattern: Some(JSON_WHITESPACE.into()), ..Default::default() };
     options.apply_to(&mut schema);
-    GrammarWithLexer::from_json_schema(schema)
+    schema
 }
 
 /// A compiled grammar, for any number of replies.
@@ -154,7 +182,9 @@ pub struct CompiledGrammar {
     /// A matcher before the first token. Each sequence gets a deep copy: a shared lexer would make one sequence's
     /// limits depend on the others.
     start: Mutex<Matcher>,
-    env: llguidance::toktrie::TokEnv,
+    pub(crate) env: llguidance::toktrie::TokEnv,
+    /// Tokens that must not complete a trigger of calls, if this is a grammar of calls in which triggers are found.
+    pub(crate) forbidden: OnceLock<Vec<Forbidden>>,
 }
 
 impl std::fmt::Debug for CompiledGrammar {
@@ -163,9 +193,15 @@ impl std::fmt::Debug for CompiledGrammar {
     }
 }
 
+impl CompiledGrammar {
+    pub(crate) fn grammar_matcher(&self) -> GrammarMatcher {
+        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
+        GrammarMatcher::new(start.deep_clone(), self.env.clone())
+    }
+}
+
 impl TokenConstraint for CompiledGrammar {
     fn matcher(&self) -> Box<dyn TokenMatcher> {
-        let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
-        Box::new(GrammarMatcher::new(start.deep_clone(), self.env.clone()))
+        Box::new(self.grammar_matcher())
     }
 }

@@ -11,6 +11,14 @@ pub enum Error {
         /// Explanation of the problem, and what to do.
         problem: String,
     },
+    /// The schema of a tool's arguments is refused.
+    #[error("the tool {name:?}: {problem}")]
+    Tool {
+        /// Name of the tool.
+        name: String,
+        /// Error of the schema.
+        problem: Box<Error>,
+    },
     /// A regular expression, a grammar or a list of choices is invalid.
     #[error("the {kind}: {problem}")]
     Source {
@@ -42,5 +50,20 @@ pub enum Error {
 impl Error {
     pub(crate) fn source(kind: &'static str, problem: impl Into<String>) -> Error {
         Error::Source { kind, problem: problem.into() }
+    }
+
+    /// Returns the error with the name of the tool in whose schema it is.
+    pub(crate) fn in_tool(self, name: &str) -> Error {
+        Error::Tool { name: name.to_owned(), problem: Box::new(self) }
+    }
+
+    /// Returns an error of a part of a schema, which is at `place`, as an error of the whole.
+    pub(crate) fn below(self, place: &str) -> Error {
+        match self {
+            Error::Schema { place: part, problem } => {
+                Error::Schema { place: format!("{place}{}", part.trim_start_matches('#')), problem }
+            }
+            other => other,
+        }
     }
 }

@@ -7,7 +7,7 @@
 //! same result.
 //!
 //! Read `compiler.rs` first. `schema/` checks JSON schemas, `gbnf/` translates grammars of llama.cpp, `cache.rs` keeps
-//! compiled grammars by tenant.
+//! compiled grammars by tenant, `reply/` is the grammar of a whole reply with thoughts and calls of tools.
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
@@ -18,6 +18,7 @@ mod expected;
 mod gbnf;
 mod lark;
 mod matcher;
+mod reply;
 mod schema;
 mod source;
 mod vocabulary;
@@ -25,4 +26,8 @@ mod vocabulary;
 pub use cache::{GrammarCache, MAX_CACHED, MAX_CACHED_TENANTS};
 pub use compiler::{CompiledGrammar, GrammarCompiler};
 pub use error::Error;
+pub use reply::{
+    ArgumentSyntax, CallFormat, CallRules, CallSource, CallTool, FORMATS, IdSyntax, Parameter, Piece, ReplyConstraint,
+    ReplyRules, SimpleTypes, ValueKind,
+};
 pub use source::{GrammarSource, MAX_CHOICES, MAX_SOURCE_BYTES};

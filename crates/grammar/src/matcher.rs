@@ -57,6 +57,11 @@ impl GrammarMatcher {
         }
     }
 
+    /// Whether these tokens may come next.
+    pub(crate) fn allows(&mut self, tokens: &[u32]) -> bool {
+        !self.is_complete() && self.inner.validate_tokens(tokens).is_ok_and(|num_valid| num_valid == tokens.len())
+    }
+
     fn is_end(&self, token: u32) -> bool {
         self.env.tok_trie().eos_tokens().contains(&token)
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::Error;
+use crate::{CallSource, Error};
 
 /// Maximum bytes of a source: of the schema's text, the expression, the grammar, or all choices together.
 pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
@@ -22,6 +22,8 @@ pub enum GrammarSource {
     Grammar(String),
     /// One of these texts.
     Choice(Vec<String>),
+    /// Calls of tools, in a model's own format.
+    Calls(CallSource),
 }
 
 impl GrammarSource {
@@ -33,6 +35,7 @@ impl GrammarSource {
             GrammarSource::Regex(_) => "regex",
             GrammarSource::Grammar(_) => "grammar",
             GrammarSource::Choice(_) => "choice",
+            GrammarSource::Calls(_) => "tools",
         }
     }
 
@@ -42,6 +45,7 @@ impl GrammarSource {
             GrammarSource::JsonObject => 0,
             GrammarSource::JsonSchema(schema) => schema.to_string().len(),
             GrammarSource::Regex(text) | GrammarSource::Grammar(text) => text.len(),
+            GrammarSource::Calls(calls) => calls.tools.iter().map(|tool| tool.parameters.to_string().len()).sum(),
             GrammarSource::Choice(choices) => {
                 if choices.len() > MAX_CHOICES {
                     return Err(self.too_large("entries", MAX_CHOICES, choices.len()));

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
-use pellucid_tokenizer::{TokenKind, Tokenizer};
+use pellucid_tokenizer::{TokenInfo, TokenKind, Tokenizer};
 
 use crate::Error;
 
@@ -61,14 +61,19 @@ impl Vocabulary {
     }
 }
 
+/// Whether a token marks structure, so that a grammar produces it by its id only.
+pub(crate) fn is_structure(tokenizer: &Tokenizer, id: u32) -> bool {
+    let is_text =
+        |token: TokenInfo<'_>| matches!(token.kind, TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte);
+    !tokenizer.token(id).is_some_and(is_text) || tokenizer.is_guarded(id) || tokenizer.end_ids().contains(&id)
+}
+
 /// Returns the bytes that a token adds to a reply; `None` for a token that a grammar must not produce.
 fn text_of(tokenizer: &Tokenizer, id: u32) -> Option<Vec<u8>> {
     let token = tokenizer.token(id)?;
-    let is_text = matches!(token.kind, TokenKind::Normal | TokenKind::UserDefined | TokenKind::Byte);
     // The byte 0xFF occurs in no UTF-8 text, and the parser uses it to mark special tokens.
     let is_usable = !token.bytes.contains(&0xFF) && token.bytes.len() <= MAX_TOKEN_BYTES;
-    (is_text && is_usable && !tokenizer.is_guarded(id) && !tokenizer.end_ids().contains(&id))
-        .then(|| token.bytes.into_owned())
+    (is_usable && !is_structure(tokenizer, id)).then(|| token.bytes.into_owned())
 }
 
 impl TokenizerEnv for Vocabulary {
