@@ -153,10 +153,14 @@ struct HeldToken {
 impl ChoiceText {
     /// Returns a choice without text; `stream` decodes its ids.
     pub fn new(choice: usize, stream: TextStream<Arc<Tokenizer>>, rules: TextRules<'_>) -> ChoiceText {
+        let mut splitter = rules.splitter.cloned();
+        if let Some(splitter) = &mut splitter {
+            splitter.set_choice(choice);
+        }
         ChoiceText {
             choice,
             stream: Some(stream),
-            splitter: rules.splitter.cloned(),
+            splitter,
             stops: StopFilter::new(rules.stop),
             min_tokens: rules.min_tokens,
             num_decoded: 0,

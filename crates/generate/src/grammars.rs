@@ -21,7 +21,11 @@ impl Grammars {
         tokenizer: &Arc<Tokenizer>,
         vocab_size: usize,
     ) -> Result<Arc<CompiledGrammar>, Error> {
+        self.cache.get(tenant, source, self.compiler(tokenizer, vocab_size)?)
+    }
+
+    pub(crate) fn compiler(&self, tokenizer: &Arc<Tokenizer>, vocab_size: usize) -> Result<&GrammarCompiler, Error> {
         let compiler = self.compiler.get_or_init(|| GrammarCompiler::new(tokenizer.clone(), vocab_size));
-        self.cache.get(tenant, source, compiler.as_ref().map_err(Error::clone)?)
+        compiler.as_ref().map_err(Error::clone)
     }
 }

@@ -9,6 +9,7 @@
 #![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
+mod calling;
 mod choice_text;
 mod clock;
 mod error;
@@ -26,6 +27,7 @@ mod summary;
 mod thinking;
 mod tool_messages;
 
+pub use calling::Calling;
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use error::Error;
@@ -39,12 +41,14 @@ pub use guard::{
 };
 pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{
-    Error as GrammarError, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES, MAX_SOURCE_BYTES,
+    CallFormat, Error as GrammarError, FORMATS as TOOL_FORMATS, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES,
+    MAX_SOURCE_BYTES,
 };
 pub use prompt::{ChatPrompt, EncodedChat, PromptEncoder, PromptEnd};
 pub use reply_format::{
-    CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplySplitter,
-    ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError, ToolRules,
+    CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplyPlan,
+    ReplySplitter, ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError,
+    ToolRules,
 };
 pub use summary::Summary;
 pub use thinking::Thinking;

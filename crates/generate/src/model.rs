@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use pellucid_engine::{EngineHandle, TenantId};
-use pellucid_grammar::{CompiledGrammar, GrammarSource};
+use pellucid_grammar::{CompiledGrammar, GrammarSource, ReplyConstraint, ReplyRules};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
-use crate::{GenerationRequest, Grammars, Guards, Judging, PromptEncoder, PromptRequest, Refusal, Thinking};
+use crate::{Calling, GenerationRequest, Grammars, Guards, Judging, PromptEncoder, PromptRequest, Refusal, Thinking};
 
 /// A model behind a running engine. The program that opened the files and chose the device builds it.
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub struct LoadedModel {
     pub thinking: OnceLock<Thinking>,
     /// Judge prompts and replies.
     pub guards: Guards,
+    /// How the model calls tools; see [`LoadedModel::calling`].
+    pub calling: OnceLock<Calling>,
     /// Submits requests to the engine. Dropping the model stops the engine.
     pub engine: EngineHandle,
     /// Clock for chat templates that write the date; usually [`utc_now`](crate::utc_now).
@@ -88,8 +90,13 @@ impl LoadedModel {
         self.guards.judge_apart(prompts, &self.tokenizer)
     }
 
+    /// Returns the constraint on answers and calls, made of compiled parts.
+    pub(crate) fn reply_constraint(&self, rules: ReplyRules) -> Result<ReplyConstraint, pellucid_grammar::Error> {
+        Ok(self.grammars.compiler(&self.tokenizer, self.vocab_size)?.reply(rules))
+    }
+
     /// Returns the encoder that makes prompts for this model.
     pub fn prompts(&self) -> PromptEncoder<'_> {
-        PromptEncoder::new(&self.tokenizer, self.template.as_ref(), self.now)
+        PromptEncoder::new(&self.tokenizer, self.template.as_ref(), self.now).with_calling(*self.calling())
     }
 }

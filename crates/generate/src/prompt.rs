@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, MemoryGrant, ROLES, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
-use crate::{Error, FillInTokens};
+use crate::{Calling, Error, FillInTokens};
 
 /// Variables that [`PromptEncoder::render`] sets itself.
 const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
@@ -26,6 +26,7 @@ pub struct PromptEncoder<'m> {
     max_tokens: Option<usize>,
     cancel: Option<&'m AtomicBool>,
     grant: Option<&'m MemoryGrant>,
+    calling: Option<Calling>,
 }
 
 /// The end of a conversation's prompt.
@@ -49,7 +50,7 @@ pub struct ChatPrompt<'c> {
     pub end: PromptEnd,
     /// Further variables of the template, such as `enable_thinking`.
     pub variables: Option<&'c Map<String, Value>>,
-    /// Tools that the model may call, as [`ToolRules::prompt_tools`](crate::ToolRules::prompt_tools) returns them.
+    /// Tools that the model may call, as [`ReplyPlan::tools`](crate::ReplyPlan::tools) returns them.
     pub tools: Option<&'c Value>,
 }
 
@@ -76,7 +77,7 @@ impl<'m> PromptEncoder<'m> {
         template: Option<&'m ChatTemplate>,
         now: fn() -> DateTime,
     ) -> PromptEncoder<'m> {
-        PromptEncoder { tokenizer, template, now, max_tokens: None, cancel: None, grant: None }
+        PromptEncoder { tokenizer, template, now, max_tokens: None, cancel: None, grant: None, calling: None }
     }
 
     /// Makes the encoder refuse text that cannot fit into `context_len` tokens before it encodes it: encoding a very
@@ -93,6 +94,11 @@ impl<'m> PromptEncoder<'m> {
     /// Makes rendering a template ask for memory; [`Error::OutOfMemory`] ends it when the memory is refused.
     pub fn granted_by(self, grant: &'m MemoryGrant) -> PromptEncoder<'m> {
         PromptEncoder { grant: Some(grant), ..self }
+    }
+
+    /// Makes the encoder write calls and tools in the shape that the model's template reads.
+    pub fn with_calling(self, calling: Calling) -> PromptEncoder<'m> {
+        PromptEncoder { calling: Some(calling), ..self }
     }
 
     /// Returns the ids of a conversation. The template writes the model's first token itself.
@@ -122,9 +128,17 @@ impl<'m> PromptEncoder<'m> {
     /// Returns a conversation as the template writes it.
     pub fn render(&self, prompt: &ChatPrompt<'_>) -> Result<Vec<Segment>, Error> {
         let template = self.template.ok_or(Error::NoChatTemplate)?;
+        let mut messages = with_known_roles(prompt.messages, template)?;
+        let mut tools = prompt.tools;
+        if let Some(calling) = &self.calling {
+            messages = calling.messages(messages);
+            if let Some(shown) = tools.take_if(|_| calling.format().is_generic()) {
+                messages = calling.with_tools(messages, shown);
+            }
+        }
         let conversation = Conversation {
-            messages: &with_known_roles(prompt.messages, template)?,
-            tools: prompt.tools,
+            messages: &messages,
+            tools,
             add_generation_prompt: prompt.end == PromptEnd::Reply,
             extra: prompt.variables,
             now: Some((self.now)()),

@@ -55,6 +55,7 @@ fn tokenizer(has_markers: bool) -> Tokenizer {
         tokenizer: Some(json.to_string()),
         tokenizer_config: Some(json!({ "eos_token": "<end>" })),
         chat_template: None,
+        ..HuggingFace::default()
     };
     Tokenizer::from_hugging_face(&folder).unwrap()
 }
@@ -170,7 +171,7 @@ fn every_format_produces_calls() {
                     assert!(text.trim_end().ends_with(format.close), "{}: {text:?}", format.name);
                     assert!(text.contains("get"), "{}: {text:?}", format.name);
                     let marker = &format.triggers(["get"].into_iter())[0];
-                    if !is_parallel && format.open.is_empty() {
+                    if !is_parallel && format.open.is_empty() && !format.is_at_start {
                         assert_eq!(text.matches(marker.as_str()).count(), 1, "{}: {text:?}", format.name);
                     }
                 }

@@ -397,6 +397,7 @@ impl Builder {
             grammars: Grammars::default(),
             thinking: Default::default(),
             guards: self.guards,
+            calling: Default::default(),
             engine: EngineHandle::start(engine),
             now: utc_now,
         };

@@ -3,8 +3,10 @@
 //! A format is known by its markers, which are texts such as `</think>`. They are found in the decoded text, that of
 //! control tokens included, so it makes no difference with which tokens a model spells them.
 
+mod calls;
 mod marker_tokens;
 mod parts;
+mod plan;
 mod splitter;
 mod thinking;
 mod thought_constraint;
@@ -14,6 +16,7 @@ mod tools;
 
 pub use marker_tokens::MarkerTokens;
 pub use parts::{CallDelta, PartKind, ReplyPart};
+pub use plan::ReplyPlan;
 pub use splitter::ReplySplitter;
 pub use thinking::{REASONING_EFFORTS, ThinkingError, ThinkingSettings};
 pub use thought_constraint::ThoughtConstraint;

@@ -71,6 +71,7 @@ pub fn model() -> LoadedModel {
         grammars: Default::default(),
         thinking: Default::default(),
         guards: Default::default(),
+        calling: Default::default(),
         engine: EngineHandle::start(engine(vocab_size)),
         now: || DateTime { year: 2026, month: 11, day: 17, hour: 12, minute: 0, second: 0 },
         tokenizer,

@@ -358,8 +358,8 @@ impl CallFormat {
         self.template.is_empty()
     }
 
-    /// Finds the format of a template. `reads_tools` says that the template has a variable `tools`, and `has_token` that
-    /// the vocabulary has a token of this text.
+    /// Finds the format of a template. `reads_tools` says that the template has a variable `tools`, and `has_token`
+    /// that the vocabulary has a token of this text.
     pub fn of_template(source: &str, reads_tools: bool, has_token: impl Fn(&str) -> bool) -> &'static CallFormat {
         // A template that does not print tools may still mention calls, such as those that it removes from history.
         if !reads_tools {

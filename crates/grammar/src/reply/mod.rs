@@ -1,9 +1,9 @@
 //! The grammar of an answer that may call tools, in the model's own format.
 //!
-//! The answer is free text, or a text of the client's grammar. Calls follow a grammar that is made of a row of the table
-//! of formats ([`CallFormat`]) and the schemas of the tools. While the text is free, every token is allowed and the
-//! parser does nothing; [`ReplyConstraint`] only looks for the texts that begin a call. Thoughts before the answer are
-//! none of this module's business.
+//! The answer is free text, or a text of the client's grammar. Calls follow a grammar that is made of a row of the
+//! table of formats ([`CallFormat`]) and the schemas of the tools. While the text is free, every token is allowed and
+//! the parser does nothing; [`ReplyConstraint`] only looks for the texts that begin a call. Thoughts before the answer
+//! are constrained elsewhere.
 //!
 //! Read `format.rs` first, then `calls.rs`, `constraint.rs` and `matcher.rs`.
 

@@ -153,6 +153,7 @@ impl Server {
             grammars: Default::default(),
             thinking: Default::default(),
             guards: setup.guards,
+            calling: Default::default(),
             engine: EngineHandle::start(engine),
             now: some_day,
         };

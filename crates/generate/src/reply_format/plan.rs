@@ -1,0 +1,89 @@
+//! The plan of a reply: from the tools and the grammar of a request to the tools of the prompt, the constraint on the
+//! answer, and the splitter of its text. The server, the library and the command line use it in the same way:
+//!
+//! 1. [`ToolRules::new`](crate::ToolRules::new) checks the tools and the choice among them.
+//! 2. [`LoadedModel::plan_reply`] compiles the grammar; it takes long, so it runs on the thread of the request. An
+//!    error names the tool and the place in its schema.
+//! 3. The prompt is rendered with [`ReplyPlan::tools`] in [`ChatPrompt::tools`](crate::ChatPrompt::tools). Messages of
+//!    the conversation may have `tool_calls` and the role `tool`, as in the OpenAI API.
+//! 4. [`ReplyPlan::apply`] sets the constraint and the splitter of the prompt. Thoughts are separated afterwards, since
+//!    they precede the answer that this plan constrains.
+//!
+//! The reply then arrives as [`Delta::text`](crate::Delta::text) and [`Delta::calls`](crate::Delta::calls), and ends
+//! with [`Finish::ToolCalls`](crate::Finish::ToolCalls) if it has calls.
+
+use std::sync::Arc;
+
+use pellucid_engine::TenantId;
+use pellucid_grammar::{CallRules, CallSource, CallTool, Error, GrammarSource, ReplyRules};
+use pellucid_sampling::TokenConstraint;
+use serde_json::Value;
+
+use super::calls::CallText;
+use crate::{LoadedModel, PromptRequest, ToolRules};
+
+/// The plan of the replies to one request.
+#[derive(Debug, Clone, Default)]
+pub struct ReplyPlan {
+    tools: Option<Value>,
+    constraint: Option<Arc<dyn TokenConstraint>>,
+    calls: Option<CallText>,
+}
+
+impl ReplyPlan {
+    /// Returns the tools that the prompt shows to the model.
+    pub fn tools(&self) -> Option<&Value> {
+        self.tools.as_ref()
+    }
+
+    /// Makes the replies to a prompt follow the plan. Call it when the ids of the prompt are known: the ids of calls
+    /// depend on them, so that each call of a conversation has its own.
+    pub fn apply(&self, prompt: &mut PromptRequest) {
+        if let Some(constraint) = &self.constraint {
+            prompt.request.constraint = Some(constraint.clone());
+        }
+        if let Some(calls) = &self.calls {
+            // FNV-1a over the ids.
+            let mix = |hash: u64, id: &u32| (hash ^ u64::from(*id)).wrapping_mul(0x100_0000_01B3);
+            let seed = prompt.request.prompt.iter().fold(0xCBF2_9CE4_8422_2325, mix);
+            let calls = Arc::new(calls.clone().with_seed(seed));
+            prompt.splitter = Some(prompt.splitter.take().unwrap_or_default().with_calls(calls));
+        }
+    }
+}
+
+impl LoadedModel {
+    /// Plans the replies to a request. `answer` is the grammar of an answer that is not a call, such as that of
+    /// `response_format`.
+    pub fn plan_reply(
+        &self,
+        tenant: TenantId,
+        rules: &ToolRules,
+        answer: Option<GrammarSource>,
+    ) -> Result<ReplyPlan, Error> {
+        let answer = match answer {
+            Some(_) if rules.is_required() => None,
+            answer => answer.map(|source| self.grammar(tenant, source)).transpose()?,
+        };
+        let tools: Vec<CallTool> = rules
+            .callable()
+            .into_iter()
+            .map(|tool| CallTool { name: tool.name.clone(), parameters: tool.schema() })
+            .collect();
+        let shown = rules.prompt_tools();
+        if tools.is_empty() {
+            let constraint = answer.map(|answer| answer as Arc<dyn TokenConstraint>);
+            return Ok(ReplyPlan { tools: shown, constraint, calls: None });
+        }
+        let format = self.calling().format();
+        let answer_open = self.calling().answer_open().map(str::to_owned);
+        let calls = CallText::new(format, &tools, answer_open.clone())?;
+        let triggers = calls.triggers().to_vec();
+        let source = CallSource { format, tools, is_parallel: rules.is_parallel() };
+        let grammar = self.grammar(tenant, GrammarSource::Calls(source))?;
+        let call_rules =
+            CallRules { grammar, triggers, is_at_start: format.is_at_start, is_required: rules.is_required() };
+        let constraint = self.reply_constraint(ReplyRules { answer_open, answer, calls: Some(call_rules) })?;
+        Ok(ReplyPlan { tools: shown, constraint: Some(Arc::new(constraint)), calls: Some(calls) })
+    }
+}
