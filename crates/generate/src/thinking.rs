@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, OnceLock};
 
-use pellucid_sampling::TokenConstraint;
-
-use crate::{LoadedModel, MarkerTokens, PromptRequest, ThinkingSettings, ThoughtConstraint, ThoughtMarkers};
+use crate::{
+    LoadedModel, MarkerTokens, PromptRequest, ReplySplitter, ThinkingSettings, ThoughtConstraint, ThoughtMarkers,
+};
 
 /// The thoughts of one model, read from its chat template and vocabulary on first use.
 #[derive(Debug)]
@@ -14,6 +14,8 @@ pub struct Thinking {
     /// Variables of the template that set them.
     pub settings: ThinkingSettings,
     tokens: OnceLock<Arc<MarkerTokens>>,
+    /// Tokens of the markers in replies that may call tools, where they differ.
+    tokens_before_calls: OnceLock<Arc<MarkerTokens>>,
 }
 
 impl Thinking {
@@ -24,6 +26,7 @@ impl Thinking {
             markers: template.and_then(|template| ThoughtMarkers::of(Some(template), &model.tokenizer)),
             settings: template.map(ThinkingSettings::of).unwrap_or_default(),
             tokens: OnceLock::new(),
+            tokens_before_calls: OnceLock::new(),
         }
     }
 }
@@ -39,6 +42,10 @@ impl LoadedModel {
     /// [`EncodedChat`](crate::EncodedChat) has it. Changes nothing for a model without thoughts.
     pub fn separate_thoughts(&self, prompt: &mut PromptRequest, ending: &str, budget: Option<usize>) {
         let Thinking { markers: Some(markers), .. } = self.thinking() else { return };
+        // Where calls have headings of their own, the reply plan decides which heading follows the thoughts.
+        let has_calls = prompt.splitter.as_ref().is_some_and(ReplySplitter::has_calls);
+        let is_headed = has_calls && self.calling().answer_open().is_some();
+        let markers = &if is_headed { markers.without_headings() } else { markers.clone() };
         let is_open = markers.is_opened_by(ending);
         prompt.splitter = Some(prompt.splitter.take().unwrap_or_default().with_thoughts(markers.clone(), is_open));
         let answer = prompt.request.constraint.take();
@@ -46,19 +53,13 @@ impl LoadedModel {
             // The prompt has ended the thoughts, so the reply is the answer.
             answer if markers.is_closed_by(ending) => answer,
             None if budget.is_none() => None,
-            answer => Some(self.thought_constraint(markers, is_open, budget, answer)),
+            answer => {
+                let thinking = self.thinking();
+                let cache = if is_headed { &thinking.tokens_before_calls } else { &thinking.tokens };
+                let find = || Arc::new(MarkerTokens::new(markers.clone(), self.tokenizer.clone(), self.vocab_size));
+                let tokens = cache.get_or_init(find).clone();
+                Some(Arc::new(ThoughtConstraint { tokens, is_open, budget, answer }))
+            }
         };
-    }
-
-    fn thought_constraint(
-        &self,
-        markers: &ThoughtMarkers,
-        is_open: bool,
-        budget: Option<usize>,
-        answer: Option<Arc<dyn TokenConstraint>>,
-    ) -> Arc<dyn TokenConstraint> {
-        let find = || Arc::new(MarkerTokens::new(markers.clone(), self.tokenizer.clone(), self.vocab_size));
-        let tokens = self.thinking().tokens.get_or_init(find).clone();
-        Arc::new(ThoughtConstraint { tokens, is_open, budget, answer })
     }
 }

@@ -19,7 +19,9 @@ const TENANT: TenantId = TenantId(0);
 const END: u32 = 5000;
 
 /// Markers of the formats, which are control tokens in one of the two models.
-const MARKERS: [&str; 20] = [
+const MARKERS: [&str; 21] = [
+    // Harmony is known by this token and `<|call|>`: `<|end|>` then ends no reply.
+    "<|return|>",
     "<tool_call>",
     "</tool_call>",
     "<|channel|>",
@@ -350,6 +352,64 @@ fn text_before_calls_is_answer() {
             assert!(answer.starts_with(text.trim_end()) || reply[..end].ends_with(&text), "{name}: {text:?}");
             assert!(found.len() <= calls.len(), "{name}");
         }
+    }
+}
+
+/// Thoughts precede the answer or the calls, also where each part has a heading.
+#[test]
+fn thoughts_precede_calls() {
+    let harmony = "{# <|channel|>analysis<|message|> <|call|> <|end|> #}{% if tools %}{{ tools }}{% endif %}x";
+    let tags = "{# <tool_call> <think> </think> #}{% if tools %}{{ tools }}{% endif %}x";
+    let call = "<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
+    for (source, reply, thoughts, answer, num_calls) in [
+        (
+            harmony,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.get <|constrain|>json<|message|>{}",
+            "Hm.",
+            "",
+            1,
+        ),
+        (
+            harmony,
+            "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+            "Hm.",
+            "Yes.",
+            0,
+        ),
+        (tags, &format!("<think>\nHm {call}\n</think>\n\nYes.\n\n{call}"), &format!("Hm {call}"), "Yes.", 1),
+    ] {
+        let mut model = model(CallFormat::generic(), true);
+        model.template = Some(ChatTemplate::compile(source, &model.tokenizer).unwrap());
+        let rules = ToolRules::new(vec![tool("get", json!({}))], ToolChoice::Auto, true).unwrap();
+        let mut prompt = PromptRequest::chat(Request::new(vec![1], SamplingParams::default()));
+        model.plan_reply(TENANT, &rules, None).unwrap().apply(&mut prompt);
+        model.separate_thoughts(&mut prompt, "", None);
+        // The constraint allows the reply, whose parts the splitter separates.
+        let constraint = prompt.request.constraint.unwrap();
+        let mut matcher = constraint.matcher();
+        let (mut splitter, mut whole) = (prompt.splitter.unwrap(), Delta::new(0));
+        let mut add = |parts: Vec<ReplyPart>| {
+            for part in parts {
+                match part {
+                    ReplyPart::Answer(text) => whole.text += &text,
+                    ReplyPart::Thought(text) => whole.thoughts += &text,
+                    ReplyPart::Call(call) => whole.append(Delta { calls: vec![call], ..Delta::new(0) }).unwrap(),
+                }
+            }
+        };
+        for id in model.tokenizer.encode_special(reply) {
+            let mut words = vec![0u32; model.vocab_size.div_ceil(32)];
+            matcher.mask(&mut words).unwrap();
+            let piece = model.tokenizer.decode(&[id], false);
+            let is_allowed = matcher.allows_all() || words[id as usize / 32] >> (id % 32) & 1 == 1;
+            assert!(is_allowed, "{piece:?} of {reply:?}: {}", matcher.expected());
+            matcher.accept(id).unwrap();
+            add(splitter.push(&piece, false));
+        }
+        assert!(matcher.may_end(), "{reply:?}");
+        add(splitter.finish());
+        assert_eq!((whole.thoughts.as_str(), whole.text.as_str()), (thoughts, answer));
+        assert_eq!(whole.calls.len(), num_calls, "{reply:?}");
     }
 }
 

@@ -53,6 +53,13 @@ impl ThoughtMarkers {
         }
     }
 
+    /// Returns the markers up to the heading of the part behind the thoughts, whichever part that is.
+    pub fn without_headings(&self) -> ThoughtMarkers {
+        let turn = self.channels.as_ref().map_or("", |channels| channels.turn.as_str());
+        let close = format!("{}{turn}", self.close);
+        ThoughtMarkers { open: self.open.clone(), close, channels: None, around_close: Default::default() }
+    }
+
     /// Whether an answer cannot begin without a heading.
     pub(super) fn needs_heading(&self) -> bool {
         self.channels.as_ref().is_some_and(|channels| !channels.turn.is_empty())
