@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, Error, ExpertMlp, HostFloats, HostWeight, Input, KvLayer, Linear,
-    Output, Pending, Residual, Rope, StoreKv, TableRows, Tensor,
+    Activation, Attend, Attention, Backend, BidirectionalAttention, DType, Error, ExpertMlp, HostFloats, HostWeight,
+    Input, KvLayer, Linear, Output, Pending, Residual, Rope, StoreKv, TableRows, Tensor,
 };
 
 use crate::attention;
@@ -476,6 +476,11 @@ impl Backend for CpuBackend {
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
         attention::attention(self.level, &self.pool, &attention, out);
+        Ok(())
+    }
+
+    fn bidirectional_attention(&self, call: BidirectionalAttention<'_>, out: &mut Tensor) -> Result<(), Error> {
+        attention::bidirectional(self.level, &self.pool, &call, out);
         Ok(())
     }
 

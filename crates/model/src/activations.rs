@@ -111,7 +111,13 @@ impl Activations {
         row * num_rows as u64 + wanted.into_iter().map(bytes_of).sum::<u64>() * num_wanted as u64
     }
 
-    pub(crate) fn resize(&mut self, backend: &dyn Backend, batch: &Batch) -> Result<(), DeviceError> {
+    /// Gives every tensor the rows of a step. Without `needs_logits`, the logits, the largest rows, keep theirs.
+    pub(crate) fn resize(
+        &mut self,
+        backend: &dyn Backend,
+        batch: &Batch,
+        needs_logits: bool,
+    ) -> Result<(), DeviceError> {
         let tensors = [
             &mut self.residual.hidden,
             &mut self.residual.update,
@@ -128,7 +134,8 @@ impl Activations {
         for tensor in tensors.into_iter().chain(&mut self.angles) {
             backend.resize_rows(tensor, batch.num_rows())?;
         }
-        for tensor in [&mut self.last, &mut self.last_normed, &mut self.logits] {
+        let logits = needs_logits.then_some(&mut self.logits);
+        for tensor in [&mut self.last, &mut self.last_normed].into_iter().chain(logits) {
             backend.resize_rows(tensor, batch.num_wanted())?;
         }
         Ok(())

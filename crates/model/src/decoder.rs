@@ -5,7 +5,9 @@
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows, TokenSlots};
+use pellucid_tensor::{
+    Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows, Tensor, TokenSlots,
+};
 
 use crate::activations::{Activations, Entry, normed};
 use crate::architectures::{self, Blueprint};
@@ -31,6 +33,8 @@ pub struct Decoder {
     ropes: Vec<RopeFrequencies>,
     activations: Activations,
     memo: StepMemo,
+    /// The backend's state of steps that end with the last norm, not with logits.
+    hidden_memo: StepMemo,
     /// Digest queries of the step that was launched last.
     queries: Vec<RowQuery>,
 }
@@ -57,7 +61,8 @@ impl Decoder {
             _ => Vec::new(),
         };
         let activations = Activations::new(&config, &*backend, &ropes)?;
-        Ok(Decoder { config, backend, weights, ropes, activations, memo: StepMemo::default(), queries: Vec::new() })
+        let (memo, hidden_memo) = (StepMemo::default(), StepMemo::default());
+        Ok(Decoder { config, backend, weights, ropes, activations, memo, hidden_memo, queries: Vec::new() })
     }
 
     /// Returns the minimum cost of one token.
@@ -94,15 +99,10 @@ impl Decoder {
     /// Computes the logits of the wanted rows only: the output projection is the largest matrix of many models.
     fn project(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
-        let hidden = &activations.residual.hidden;
-        // Wanted rows are in the order of the batch, so equal numbers mean all rows.
-        let wants_all = batch.num_wanted() == hidden.rows();
-        if !wants_all {
-            backend.gather_rows(hidden, &batch.wanted, &mut activations.last)?;
-        }
-        let last = if wants_all { hidden } else { &activations.last };
-        let input = normed(&**backend, config, &weights.final_norm, last, &mut activations.last_normed)?;
-        backend.linears(input, &mut [(&weights.output, &mut activations.logits)])?;
+        let Activations { residual, last, last_normed, logits, .. } = activations;
+        let last = wanted_rows(&**backend, batch, &residual.hidden, last)?;
+        let input = normed(&**backend, config, &weights.final_norm, last, last_normed)?;
+        backend.linears(input, &mut [(&weights.output, logits)])?;
         match config.logits_soft_cap {
             Some(cap) => backend.soft_cap(cap, &mut activations.logits),
             None => Ok(()),
@@ -112,6 +112,16 @@ impl Decoder {
     /// Computes logits from ids and, if there are queries, digests of the logits, all on the device. Steps of the same
     /// size run the same operations on the same tensors, so that a device can record and replay them.
     fn compute(&mut self, batch: &Batch, queries: &[RowQuery], kv: &mut KvMemory) -> Result<(), DeviceError> {
+        self.compute_layers(batch, kv)?;
+        self.project(batch)?;
+        match queries {
+            [] => Ok(()),
+            queries => self.backend.digest(&self.activations.logits, queries),
+        }
+    }
+
+    /// Computes the residual stream after the last layer.
+    fn compute_layers(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
         let block_len = kv.block_len();
         let Decoder { config, backend, weights, activations: a, .. } = self;
@@ -131,11 +141,29 @@ impl Decoder {
             let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
             entry = a.join(backend, config, output_norm, next)?;
         }
-        self.project(batch)?;
-        match queries {
-            [] => Ok(()),
-            queries => self.backend.digest(&self.activations.logits, queries),
-        }
+        Ok(())
+    }
+
+    /// Computes the batch's rows, stores their keys and values, and appends the wanted rows after the last norm to
+    /// `out`: the rows from which logits would be computed.
+    pub(crate) fn hidden_rows(&mut self, batch: &Batch, kv: &mut KvMemory, out: &mut Vec<f32>) -> Result<(), Error> {
+        batch.check(&self.config, 0)?;
+        let backend = self.backend.clone();
+        self.activations.resize(&*backend, batch, false)?;
+        let mut memo = std::mem::take(&mut self.hidden_memo);
+        let index = batch.index(kv, &[]);
+        let result = backend.step(&index, &mut memo, &mut || {
+            self.compute_layers(batch, kv)?;
+            let Decoder { config, weights, activations, .. } = &mut *self;
+            let Activations { residual, last, last_normed, .. } = activations;
+            let last = wanted_rows(&*backend, batch, &residual.hidden, last)?;
+            backend.input(normed(&*backend, config, &weights.final_norm, last, last_normed)?).map(drop)
+        });
+        self.hidden_memo = memo;
+        result?;
+        let start = out.len();
+        out.resize(start + self.activations.last_normed.len(), 0.0);
+        Ok(backend.read(&self.activations.last_normed, &mut out[start..])?)
     }
 
     /// Starts the operations of a step.
@@ -143,7 +171,7 @@ impl Decoder {
         // `self.queries` are those of the step before.
         batch.check(&self.config, self.queries.len())?;
         let backend = self.backend.clone();
-        self.activations.resize(&*backend, batch)?;
+        self.activations.resize(&*backend, batch, true)?;
         let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
         batch.write_queries(&mut queries);
         let index = batch.index(kv, &queries);
@@ -152,6 +180,21 @@ impl Decoder {
         self.queries = queries;
         Ok(result?)
     }
+}
+
+/// Returns the wanted rows, which are gathered unless they are all rows.
+fn wanted_rows<'a>(
+    backend: &dyn Backend,
+    batch: &Batch,
+    hidden: &'a Tensor,
+    gathered: &'a mut Tensor,
+) -> Result<&'a Tensor, DeviceError> {
+    // Wanted rows are in the order of the batch, so equal numbers mean all rows.
+    if batch.num_wanted() == hidden.rows() {
+        return Ok(hidden);
+    }
+    backend.gather_rows(hidden, &batch.wanted, gathered)?;
+    Ok(gathered)
 }
 
 impl Model for Decoder {

@@ -2,13 +2,15 @@
 
 use pellucid_tensor::DType;
 
-use crate::{KvMemory, architectures};
+use crate::{KvMemory, Pooling, architectures};
 
 /// Why a model could not be loaded, converted or run.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("architecture \"{found}\" is not supported; supported are {}", architectures::supported().join(", "))]
     UnsupportedArchitecture { found: String },
+    #[error("architecture \"{architecture}\" is an encoder: it computes vectors of texts, and generates no text")]
+    IsEncoder { architecture: String },
     #[error("{key}: missing from the model's configuration")]
     MissingSetting { key: String },
     #[error("{key}: expected {expected}, found {found}")]
@@ -30,6 +32,13 @@ pub enum Error {
     LostInGguf { family: String, what: String, folder_has: String, file_has: String },
     #[error("a context of {requested} tokens was requested, but the model supports at most {limit}")]
     ContextTooLong { requested: usize, limit: usize },
+    #[error(
+        "the model does not state how the rows of a text become one vector; choose one of {}",
+        Pooling::ALL.map(Pooling::name).join(", ")
+    )]
+    NoPooling,
+    #[error("a text without tokens has no vector")]
+    EmptyText,
     #[error("row {row} takes its token from digest {digest}, but the last step made {num_digests} digests")]
     NoSuchDigest { digest: usize, row: usize, num_digests: usize },
     #[error("token id {id} in row {row} is outside the vocabulary of {vocab_size}")]

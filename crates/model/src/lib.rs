@@ -1,4 +1,5 @@
-//! From token ids to logits: one decoder for every supported family, driven by a configuration.
+//! From token ids to logits: one decoder for every supported family, driven by a configuration. From token ids to
+//! vectors: one encoder for BERT and its successors, and decoders whose rows are pooled.
 //!
 //! `engine` builds a [`Batch`] for each step and calls [`Model::forward`]. A `Backend`, which the program chooses, does
 //! the arithmetic. This crate knows no text, no request and no sampling.
@@ -12,6 +13,8 @@ mod attention;
 mod batch;
 mod config;
 mod decoder;
+mod embedding;
+mod encoder;
 mod error;
 mod gguf_model;
 mod kv_memory;
@@ -29,6 +32,11 @@ pub use architectures::supported;
 pub use batch::{Batch, Chunk, ChunkIds};
 pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions};
 pub use decoder::{Decoder, LoadOptions, read_config};
+pub use embedding::{DecoderEmbedder, Embedder, EmbedderInfo, EmbeddingText, Pooling, stated_pooling};
+pub use encoder::{
+    ClassifierConfig, Encoder, EncoderConfig, EncoderLayer, EncoderPositions, HeadActivation, NormPlacement,
+    is_encoder, read_encoder_config, supported_encoders,
+};
 pub use error::Error;
 pub use gguf_model::{GgufModel, GgufTensor};
 pub use kv_memory::{BLOCK_LEN, KvMemory};

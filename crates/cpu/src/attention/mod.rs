@@ -24,9 +24,12 @@ mod span;
 mod state;
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pellucid_tensor::{Attend, Attention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor};
+use pellucid_tensor::{
+    Attend, Attention, BidirectionalAttention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor,
+};
 
 use crate::memory::{floats, floats_mut};
 use crate::pool::{Direction, Pool};
@@ -68,7 +71,10 @@ struct Call<'a> {
     new_rows: Option<NewRows<'a>>,
     memory: KvBytes<'a>,
     layout: KvLayout,
+    /// The last position that each row sees. If the call stores keys and values, it is the row's own.
     positions: &'a [u32],
+    /// The first position that each row sees; without it, `window` determines the position.
+    first_visible: Option<&'a [u32]>,
     sequences: &'a [SequenceSpan],
     block_tables: &'a [u32],
     scale: f32,
@@ -99,11 +105,34 @@ pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, ou
         memory: KvBytes::read_only(kv),
         layout: KvLayout::new(level, kv_dtype(kv), shape),
         positions,
+        first_visible: None,
         sequences,
         block_tables,
         scale,
         soft_cap,
         window,
+    };
+    call.run(level, pool, floats_mut(out));
+}
+
+/// Computes attention of encoders for every row into `out`.
+pub(crate) fn bidirectional(level: Level, pool: &Pool, attention: &BidirectionalAttention<'_>, out: &mut Tensor) {
+    let BidirectionalAttention { queries, kv, first_visible, last_visible, sequences, block_tables, shape, scale } =
+        *attention;
+    assert_eq!(first_visible.len(), last_visible.len(), "a range of positions for each row");
+    let call = Call {
+        queries: rows_of(queries, shape, last_visible, out),
+        rotation: None,
+        new_rows: None,
+        memory: KvBytes::read_only(kv),
+        layout: KvLayout::new(level, kv_dtype(kv), shape),
+        positions: last_visible,
+        first_visible: Some(first_visible),
+        sequences,
+        block_tables,
+        scale,
+        soft_cap: None,
+        window: None,
     };
     call.run(level, pool, floats_mut(out));
 }
@@ -130,6 +159,7 @@ pub(crate) fn attend(
         memory: KvBytes::of(kv),
         layout,
         positions,
+        first_visible: None,
         sequences,
         block_tables,
         scale,
@@ -237,9 +267,14 @@ impl<'a> Call<'a> {
         &self.block_tables[self.sequences[sequence].blocks.clone()]
     }
 
-    /// The first position that a query at `position` sees.
-    fn first_visible(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    /// The positions that the queries of a row see.
+    #[inline(always)]
+    fn visible(&self, row: usize) -> Range<usize> {
+        let end = self.positions[row] as usize + 1;
+        match self.first_visible {
+            Some(first) => first[row] as usize..end,
+            None => self.window.map_or(0, |window| end.saturating_sub(window))..end,
+        }
     }
 }
 

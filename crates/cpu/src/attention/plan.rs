@@ -65,11 +65,10 @@ impl Plan {
             let mut end = span.rows.end;
             while end > span.rows.start {
                 let rows = end.saturating_sub(rows_per_piece).max(span.rows.start)..end;
-                let positions = call.positions[rows.start] as usize..call.positions[rows.end - 1] as usize + 1;
-                let first = call.first_visible(positions.start);
+                let visible = call.visible(rows.start).start..call.visible(rows.end - 1).end;
                 end = rows.start;
                 let stores = call.new_rows.is_some() && rows == span.rows;
-                let spans = first / SPAN..positions.end.div_ceil(SPAN);
+                let spans = visible.start / SPAN..visible.end.div_ceil(SPAN);
                 self.pieces.push(Piece { sequence, rows, spans, partial: 0, first_task: 0, stores });
             }
         }
@@ -131,6 +130,7 @@ mod tests {
             memory: KvBytes::read_only(&kv),
             layout: KvLayout::new(Level::of(Isa::Scalar).expect("no instructions"), DType::F16, shape),
             positions: &positions,
+            first_visible: None,
             sequences: &[SequenceSpan { rows: 0..num_rows, blocks: 0..0 }],
             block_tables: &[],
             scale: 1.0,

@@ -103,9 +103,9 @@ impl<'a> Queries<'a> {
     /// The positions of a span that are visible to query i, counted from the span's start.
     #[inline(always)]
     pub(super) fn visible(&self, i: usize, span: usize) -> Range<usize> {
-        let position = self.call.positions[self.rows.start + i / self.group] as usize;
+        let visible = self.call.visible(self.rows.start + i / self.group);
         let within = |position: usize| position.saturating_sub(span * SPAN).min(SPAN);
-        within(self.call.first_visible(position))..within(position + 1)
+        within(visible.start)..within(visible.end)
     }
 
     #[inline(always)]

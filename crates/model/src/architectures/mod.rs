@@ -71,6 +71,9 @@ pub(crate) struct Blueprint {
 /// Reads a checkpoint's configuration. `context_len` reduces the context that the model was trained for.
 pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> Result<Blueprint, Error> {
     let architecture = checkpoint.architecture()?;
+    if crate::is_encoder(checkpoint)? {
+        return Err(Error::IsEncoder { architecture: architecture.into() });
+    }
     let unsupported = || Error::UnsupportedArchitecture { found: architecture.into() };
     let mut blueprint = match checkpoint.source() {
         Source::Gguf(metadata) => {

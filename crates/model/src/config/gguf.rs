@@ -32,6 +32,10 @@ impl<'a> Keys<'a> {
         Ok(self.metadata.opt_f32(&self.key(name))?)
     }
 
+    pub(crate) fn opt_str(&self, name: &str) -> Result<Option<&'a str>, Error> {
+        Ok(self.metadata.opt_str(&self.key(name))?)
+    }
+
     pub(crate) fn usize(&self, name: &str) -> Result<usize, Error> {
         Ok(self.metadata.u32(&self.key(name))? as usize)
     }

@@ -85,6 +85,11 @@ impl<'a> Fields<'a> {
         self.typed(key, "a list of whole numbers", read)
     }
 
+    pub(crate) fn opt_strs(&self, key: &str) -> Result<Option<Vec<&'a str>>, Error> {
+        let read = |value: &'a Value| value.as_array()?.iter().map(Value::as_str).collect();
+        self.typed(key, "a list of strings", read)
+    }
+
     fn f32s(&self, key: &str) -> Result<Vec<f32>, Error> {
         let read = |value: &Value| value.as_array()?.iter().map(|n| n.as_f64().map(|n| n as f32)).collect();
         self.typed(key, "a list of numbers", read)?.ok_or_else(|| self.missing(key))
@@ -213,15 +218,21 @@ fn rotary_size(fields: Fields<'_>, head_size: usize) -> Result<usize, Error> {
 pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation, Error> {
     for key in keys {
         if let Some(name) = fields.opt_str(key)? {
-            return match name {
-                "silu" | "swish" => Ok(Activation::Silu),
-                "gelu" => Ok(Activation::Gelu),
-                "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Ok(Activation::GeluTanh),
-                _ => Err(fields.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh", &Value::from(name))),
-            };
+            let unknown = || fields.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh", &Value::from(name));
+            return named_activation(name).ok_or_else(unknown);
         }
     }
     Err(fields.missing(keys[0]))
+}
+
+/// Returns the activation that the reference implementation has under a name.
+pub(crate) fn named_activation(name: &str) -> Option<Activation> {
+    Some(match name {
+        "silu" | "swish" => Activation::Silu,
+        "gelu" => Activation::Gelu,
+        "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
+        _ => return None,
+    })
 }
 
 /// Reads rotary positions in either layout. In the newer one some families have an object for each `kind` of layer.

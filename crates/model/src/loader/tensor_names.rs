@@ -69,7 +69,8 @@ pub(crate) const GGUF: TensorNames = TensorNames {
 
 /// Hugging Face folders of Llama and of the families that keep its names.
 pub(crate) const HUGGING_FACE: TensorNames = TensorNames {
-    prefixes: &["model."],
+    // Folders of embedding models hold the decoder alone, without the prefix.
+    prefixes: &["model.", ""],
     token_embedding: "embed_tokens",
     position_embedding: "",
     final_norm: "norm",

@@ -128,6 +128,22 @@ pub struct Attention<'a> {
     pub window: Option<usize>,
 }
 
+/// Arguments of [`Backend::bidirectional_attention`](crate::Backend::bidirectional_attention).
+#[derive(Debug, Clone, Copy)]
+pub struct BidirectionalAttention<'a> {
+    /// `[rows][heads * head_size]`
+    pub queries: &'a Tensor,
+    pub kv: &'a KvLayer,
+    /// For each row, the first and the last position that it sees. Neither decreases from row to row of a sequence.
+    pub first_visible: &'a [u32],
+    pub last_visible: &'a [u32],
+    pub sequences: &'a [SequenceSpan],
+    pub block_tables: &'a [u32],
+    pub shape: HeadShape,
+    /// Factor on the dot product of query and key.
+    pub scale: f32,
+}
+
 /// A linear map: `y = W x + b`, W as `[out][in]`.
 #[derive(Debug)]
 pub struct Linear {

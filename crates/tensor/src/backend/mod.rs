@@ -16,8 +16,9 @@ mod arguments;
 mod step;
 
 pub use arguments::{
-    Activation, Attend, Attention, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape, HostWeight, Input, KvLayer, Linear,
-    Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, SequenceSpan, StoreKv,
+    Activation, Attend, Attention, BidirectionalAttention, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape, HostWeight,
+    Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, SequenceSpan,
+    StoreKv,
 };
 pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSlots, TokenSource};
 
@@ -322,6 +323,13 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Softmax attention of each row over the stored keys and values of its sequence, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
+    /// Softmax attention of each row over stored keys and values of its sequence, those of later positions included: the
+    /// attention of encoders. All of them are stored before.
+    fn bidirectional_attention(&self, call: BidirectionalAttention<'_>, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (call, out);
+        let reason = "encoders run on the CPU only".into();
+        Err(Error::Device { device: self.description(), operation: "bidirectional attention", reason })
+    }
     /// Rotates queries and keys if there are angles, stores keys and values, and attends. The contents of `queries` and
     /// `keys` are unspecified afterwards. A block that a sequence stores into belongs to no other sequence of the step,
     /// so that one may read while the other stores.
