@@ -121,7 +121,11 @@ fn slice_tensors(
             return Err(Error::Duplicate { path: path.to_path_buf(), what: format!("tensor {}", quote(&name)) });
         }
         let (start, end) = description.data_offsets;
-        let (dtype, num_bytes) = checked_size(path, &name, &description)?;
+        let is_cached = is_cached_positions(&name, &description);
+        let (dtype, num_bytes) = match is_cached {
+            true => (DType::F32, description.shape.iter().product::<usize>().saturating_mul(size_of::<i64>())),
+            false => checked_size(path, &name, &description)?,
+        };
         let wrong_offsets = |expected| {
             let (path, tensor) = (path.to_path_buf(), quote(&name));
             Error::TensorOffsets { path, tensor, start: start as u64, end: end as u64, expected }
@@ -136,13 +140,22 @@ fn slice_tensors(
             return Err(wrong_offsets(format!("an end within the {} bytes of data that the file has", data.len())));
         };
         previous_end = end;
-        sliced.push(TensorInfo::new(name, dtype, description.shape, bytes));
+        if !is_cached {
+            sliced.push(TensorInfo::new(name, dtype, description.shape, bytes));
+        }
     }
     if previous_end != data.len() {
         let found = format_args!("{previous_end} of {} bytes", data.len());
         return Err(Error::invalid(path, "the data", "tensors that cover all of it", found));
     }
     Ok(sliced)
+}
+
+/// Whether a tensor is the list of positions 0, 1, 2, ... that older folders of encoders hold as integers. It is no
+/// weight, and the checkpoint leaves it out.
+fn is_cached_positions(name: &str, description: &Description) -> bool {
+    let is_small = description.shape.len() <= 2 && description.shape.iter().all(|&dim| dim <= 1 << 24);
+    description.dtype == Dtype::I64 && name.ends_with("embeddings.position_ids") && is_small
 }
 
 fn checked_size(path: &Path, name: &str, description: &Description) -> Result<(DType, usize), Error> {

@@ -137,3 +137,16 @@ fn scalars_and_padded_headers_are_allowed() {
     let checkpoint = folder.open().unwrap();
     assert_eq!(checkpoint.tensor("scalar").unwrap().info.num_elements(), 1);
 }
+
+/// Older folders of encoders hold the positions 0, 1, 2, ... as integers, which are no weights.
+#[test]
+fn cached_positions_are_left_out() {
+    let folder = Folder::hugging_face();
+    let header = r#"{"embeddings.position_ids":{"dtype":"I64","shape":[1,2],"data_offsets":[0,16]},
+        "a":{"dtype":"F16","shape":[1],"data_offsets":[16,18]}}"#;
+    folder.put("model.safetensors", &safetensors(header, &[0; 18]));
+    let checkpoint = folder.open().unwrap();
+    assert_eq!(checkpoint.tensors().iter().map(|tensor| tensor.name.as_str()).collect::<Vec<_>>(), ["a"]);
+    folder.put("model.safetensors", &safetensors(&header.replace("[1,2]", "[1,3]"), &[0; 18]));
+    assert!(folder.error().contains("24 bytes, by its type and shape"));
+}
