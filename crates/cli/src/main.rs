@@ -58,6 +58,7 @@ fn run() -> Result<()> {
         Command::Rm(args) => commands::rm::run(args, &hub, &mut output),
         Command::Inspect(args) => commands::inspect::run(args, &hub, &mut output),
         Command::Tokenize(args) => commands::tokenize::run(args, &hub, &mut output),
+        Command::Embed(args) => commands::embed::run(args, &hub, &mut output),
         Command::Devices(args) => commands::devices::run(args, &mut output),
         Command::Selftest(args) => commands::selftest::run(args, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),

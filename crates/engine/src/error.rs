@@ -14,6 +14,14 @@ pub enum Error {
         /// Tokens of the context.
         context: usize,
     },
+    /// A text whose vector is wanted is longer than the model's context.
+    #[error("the text has {text} tokens, but the model's context holds {context}")]
+    TextTooLong {
+        /// Tokens of the text, with those that the model expects before and after it.
+        text: usize,
+        /// Tokens of the context.
+        context: usize,
+    },
     /// The prompt has an id that the model does not know.
     #[error("token id {id} of the prompt is outside the vocabulary: expected an id below {vocab_size}")]
     IdOutsideVocabulary {

@@ -10,6 +10,7 @@
 mod beam;
 mod buffered_sink;
 mod clock;
+mod embedding;
 mod engine;
 mod error;
 mod event;
@@ -28,6 +29,7 @@ mod stats;
 
 pub use beam::{Beam, BeamParams, EarlyStopping};
 pub use clock::{Clock, SystemClock};
+pub use embedding::{EmbeddingHandle, EmbeddingInput, EmbeddingStats, EmbeddingTicket, Embeddings};
 pub use engine::{Engine, EngineOptions, Overcommit};
 pub use error::Error;
 pub use event::{Control, Event, EventSink, FinishReason, TokenEvent};
@@ -42,3 +44,6 @@ pub use speculation::{
     SpeculationOptions, SpeculationStats, WantedDraft,
 };
 pub use stats::{EngineStats, RequestStats};
+
+// Types of the crate below that appear in this crate's interface.
+pub use pellucid_model::{EmbedderInfo, Pooling};

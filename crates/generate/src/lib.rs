@@ -12,6 +12,7 @@
 mod calling;
 mod choice_text;
 mod clock;
+mod embedder;
 mod error;
 mod event_channel;
 mod fill_in;
@@ -30,6 +31,7 @@ mod tool_messages;
 pub use calling::Calling;
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
+pub use embedder::{LoadedEmbedder, ShorterVectors, cosine, finished_vector};
 pub use error::Error;
 pub use fill_in::FillInTokens;
 pub use finish::Finish;

@@ -9,7 +9,7 @@ use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
 use pellucid_generate::{Grammars, Guards, LoadedModel, utc_now};
-use pellucid_model::{BLOCK_LEN, Model as _};
+use pellucid_model::{BLOCK_LEN, Model as _, Pooling};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
@@ -43,14 +43,14 @@ const DEFAULT_GROWTH: usize = 256;
 /// ```
 #[must_use = "a builder does nothing until `open` is called"]
 pub struct Builder {
-    path: PathBuf,
-    file_access: FileAccess,
-    device: DeviceOptions,
-    context_len: Option<usize>,
-    kv_type: KvType,
+    pub(crate) path: PathBuf,
+    pub(crate) file_access: FileAccess,
+    pub(crate) device: DeviceOptions,
+    pub(crate) context_len: Option<usize>,
+    pub(crate) kv_type: KvType,
     kv_memory: Option<u64>,
     max_sequences: usize,
-    max_waiting: usize,
+    pub(crate) max_waiting: usize,
     overcommit: Overcommit,
     tenants: Vec<String>,
     quotas: Vec<(TenantId, usize)>,
@@ -58,7 +58,9 @@ pub struct Builder {
     chat_template: Option<String>,
     speculation: Speculation,
     guards: Guards,
-    on_event: Box<dyn FnMut(LoadEvent) + Send>,
+    /// How the rows of a text become one vector, for models that compute vectors.
+    pub(crate) pooling: Option<Pooling>,
+    pub(crate) on_event: Box<dyn FnMut(LoadEvent) + Send>,
 }
 
 /// A model with a running engine and the facts about it, for programs that use [`pellucid_generate`] directly.
@@ -114,6 +116,7 @@ impl Builder {
             chat_template: None,
             speculation: Speculation::DEFAULT,
             guards: Guards::default(),
+            pooling: None,
             on_event: Box::new(|_| ()),
         }
     }

@@ -47,6 +47,12 @@ pub enum Error {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// An encoder was to be opened on a GPU.
+    #[error("cuda:{ordinal}: encoders run on the CPU only; select the CPU")]
+    EncoderOnGpu {
+        /// Number of the GPU.
+        ordinal: usize,
+    },
     /// One whole context does not fit into the KV cache.
     #[error(
         "the KV cache holds {} tokens in {kv_type}, but a whole context has {}: use a shorter context, a larger KV \

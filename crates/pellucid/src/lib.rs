@@ -6,6 +6,7 @@
 mod builder;
 mod device;
 mod draft_model;
+mod embedding_model;
 mod error;
 mod generate_all;
 mod kv_type;
@@ -21,6 +22,7 @@ mod tiny_model;
 pub use builder::{Builder, Loaded, ModelInfo};
 pub use device::{Device, DeviceError, DeviceOptions};
 pub use draft_model::DraftInfo;
+pub use embedding_model::{EmbeddingModel, LoadedEmbeddings};
 pub use error::Error;
 pub use kv_type::KvType;
 pub use loading::{LoadEvent, LoadPhase, hash_notes, load_decoder, plan_kv_memory};
@@ -41,7 +43,8 @@ pub use pellucid_engine::{
 };
 pub use pellucid_generate::{
     Delta, Finish, Guard, GuardError, Guards, OnGuardError, Passage, PatternGuard, PromptText, Refusal, ReplyScanner,
-    ReplyToken, ReplyTrace, Scan, Summary, Turn, Verdict,
+    ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Turn, Verdict, cosine,
 };
+pub use pellucid_model::Pooling;
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};
 pub use pellucid_tokenizer::VocabularyDifference;

@@ -32,8 +32,6 @@ mod translation;
 use std::io;
 use std::sync::Arc;
 
-use pellucid_generate::LoadedModel;
-
 pub use connection::client_address::{ForwardedHeader, Network, Proxies};
 pub use connection::tls::{PemFile, Tls, TlsError};
 pub use http::drain::Drain;
@@ -42,7 +40,7 @@ pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;
 pub use log_losses::LogLosses;
-pub use state::{Limits, Options};
+pub use state::{Limits, Options, ServedModels};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.
 const MAX_WORKERS: usize = 4;
@@ -51,9 +49,9 @@ fn num_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Serves `model` until `drain` shuts the server down or the engine stops.
+/// Serves models until `drain` shuts the server down or the engine stops.
 pub fn run(
-    model: LoadedModel,
+    models: impl Into<ServedModels>,
     options: Options,
     listener: std::net::TcpListener,
     tls: Option<Tls>,
@@ -68,7 +66,7 @@ pub fn run(
         .enable_io()
         .enable_time()
         .build()?;
-    let app = Arc::new(state::App::new(model, options, drain, listener.local_addr().ok(), tls.is_some()));
+    let app = Arc::new(state::App::new(models.into(), options, drain, listener.local_addr().ok(), tls.is_some()));
     let router = http::router::router(&app);
     runtime.block_on(async move {
         let _ = http::blocking::run(|_| Ok(())).await;

@@ -1,8 +1,10 @@
-//! State that all routes share: model, tenants, limits, metrics and the phase of shutdown.
+//! State that all routes share: models, tenants, limits, metrics and the phase of shutdown.
 
-use pellucid_generate::LoadedModel;
+use pellucid_engine::{EngineStats, Liveness};
+use pellucid_generate::{LoadedEmbedder, LoadedModel};
 
 use std::net::SocketAddr;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -94,10 +96,48 @@ pub struct Options {
     pub log_losses: Arc<LogLosses>,
 }
 
+/// The models of a server.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one exists for each server")]
+pub enum ServedModels {
+    /// A model that generates text.
+    Generator(LoadedModel),
+    /// A model that computes vectors.
+    Embedder(LoadedEmbedder),
+    /// One of each.
+    Both(LoadedModel, LoadedEmbedder),
+}
+
+impl From<LoadedModel> for ServedModels {
+    fn from(model: LoadedModel) -> ServedModels {
+        ServedModels::Generator(model)
+    }
+}
+
+/// The model that generates text. `http::router` refuses every route that needs it on a server that has none.
+#[derive(Debug)]
+pub(crate) struct Generator(Option<LoadedModel>);
+
+impl Generator {
+    pub(crate) fn get(&self) -> Option<&LoadedModel> {
+        self.0.as_ref()
+    }
+}
+
+impl Deref for Generator {
+    type Target = LoadedModel;
+
+    fn deref(&self) -> &LoadedModel {
+        self.0.as_ref().expect("the router refuses routes that need a generator on a server without one")
+    }
+}
+
 /// State shared by all routes.
 #[derive(Debug)]
 pub(crate) struct App {
-    pub(crate) model: LoadedModel,
+    pub(crate) model: Generator,
+    /// The model that computes vectors.
+    pub(crate) embedder: Option<Arc<LoadedEmbedder>>,
     pub(crate) tenants: SharedTenants,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
@@ -119,7 +159,7 @@ pub(crate) type SharedApp = Arc<App>;
 
 impl App {
     pub(crate) fn new(
-        model: LoadedModel,
+        models: ServedModels,
         options: Options,
         drain: Drain,
         address: Option<SocketAddr>,
@@ -127,10 +167,22 @@ impl App {
     ) -> App {
         let Options { limits, tenants, proxies, cors_origins, loopback_hosts_only, vllm_metrics, device, log_losses } =
             options;
-        let metrics = Metrics::new(&model.id, vllm_metrics, log_losses);
+        let (model, embedder) = match models {
+            ServedModels::Generator(model) => (Some(model), None),
+            ServedModels::Embedder(embedder) => (None, Some(Arc::new(embedder))),
+            ServedModels::Both(model, embedder) => (Some(model), Some(Arc::new(embedder))),
+        };
+        let names = model.iter().map(|model| &model.id).chain(embedder.iter().map(|embedder| &embedder.id));
+        let metrics = Metrics::new(names.into_iter().next().map_or("", String::as_str), vllm_metrics, log_losses);
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
-        let (resized, set_num_tenants) = (client_memory.clone(), model.engine.num_tenants_setter());
+        let resized = client_memory.clone();
+        let of_generator = model.as_ref().map(|model| model.engine.num_tenants_setter());
+        let of_embedder = embedder.as_ref().map(|embedder| embedder.handle.num_tenants_setter());
+        let set_num_tenants = move |num_tenants: usize| {
+            of_generator.iter().for_each(|set| set(num_tenants));
+            of_embedder.iter().for_each(|set| set(num_tenants));
+        };
         set_num_tenants(tenants.current().len());
         tenants.on_change(move |num_tenants| {
             resized.set_num_tenants(num_tenants);
@@ -140,7 +192,8 @@ impl App {
             failed_keys: FailedKeys::new(limits.max_wrong_keys),
             metrics,
             client_memory,
-            model,
+            model: Generator(model),
+            embedder,
             tenants,
             limits,
             drain,
@@ -151,5 +204,31 @@ impl App {
             own_url: own_url(address, has_tls),
             has_tls,
         }
+    }
+
+    /// Returns the state of the loops that compute: stopped if one is, else that of the longest step.
+    pub(crate) fn liveness(&self) -> Liveness {
+        let generator = self.model.get().map(|model| model.engine.liveness());
+        let embedder = self.embedder.as_ref().map(|embedder| embedder.handle.liveness());
+        let all = [generator, embedder];
+        if all.contains(&Some(Liveness::Stopped)) {
+            return Liveness::Stopped;
+        }
+        let steps = all.into_iter().flatten().filter_map(|liveness| match liveness {
+            Liveness::Stepping(time) => Some(time),
+            _ => None,
+        });
+        steps.max().map_or(Liveness::Idle, Liveness::Stepping)
+    }
+
+    /// Returns the statistics of the engine; zeros on a server that generates no text.
+    pub(crate) fn engine_stats(&self) -> EngineStats {
+        self.model.get().map_or_else(EngineStats::default, |model| model.engine.last_stats())
+    }
+
+    /// Returns every name of every model, as requests use them.
+    pub(crate) fn model_names(&self) -> Vec<&str> {
+        let generator = self.model.get().into_iter().flat_map(LoadedModel::names);
+        generator.chain(self.embedder.iter().flat_map(|embedder| embedder.names())).collect()
     }
 }

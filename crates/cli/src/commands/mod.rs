@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod devices;
+pub(crate) mod embed;
 pub(crate) mod event_queue;
 pub(crate) mod explain;
 pub(crate) mod inspect;

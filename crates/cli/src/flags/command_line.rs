@@ -3,10 +3,10 @@
 //! `main` parses a [`Cli`] and gets the [`Hub`] that it describes.
 
 use crate::commands::{
-    bench::BenchArgs, completions::CompletionsArgs, completions::ManArgs, devices::DevicesArgs, explain::ExplainArgs,
-    inspect::InspectArgs, list::ListArgs, models::ModelsArgs, perplexity::PerplexityArgs, prove::ProveArgs,
-    pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs, serve::ServeArgs,
-    tokenize::TokenizeArgs,
+    bench::BenchArgs, completions::CompletionsArgs, completions::ManArgs, devices::DevicesArgs, embed::EmbedArgs,
+    explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, models::ModelsArgs, perplexity::PerplexityArgs,
+    prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
+    serve::ServeArgs, tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
 use crate::flags::usage_error::{self, OrUsage};
@@ -53,6 +53,7 @@ pub(crate) enum Command {
     Rm(RmArgs),
     Inspect(InspectArgs),
     Tokenize(TokenizeArgs),
+    Embed(EmbedArgs),
     Perplexity(PerplexityArgs),
     Devices(DevicesArgs),
     Selftest(SelftestArgs),

@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Error, Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::{
-    Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, Loaded, ModelInfo, Overcommit,
-    Pellucid,
+    Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, Loaded, LoadedEmbeddings,
+    ModelInfo, Overcommit, Pellucid, Pooling,
 };
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::ContextDoesNotFit;
@@ -21,7 +21,7 @@ use pellucid_tensor::Backend;
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
 use crate::flags::speculation::SpeculationArgs;
-use crate::flags::usage_error::UsageError;
+use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
 use crate::terminal::log;
@@ -125,6 +125,51 @@ impl ComputeArgs {
         builder.on_event(move |event| shown.show(event)).load().map_err(|error| self.in_flags(error))
     }
 
+    /// Opens a model that computes vectors, like [`ComputeArgs::load`].
+    pub(crate) fn open_embeddings(&self, path: &Path, pooling: Option<Pooling>, hub: &Hub) -> Result<LoadedEmbeddings> {
+        self.load_embeddings(self.builder(path, hub)?, pooling)
+    }
+
+    /// Opens a model that computes vectors with the options of a builder.
+    pub(crate) fn load_embeddings(&self, mut builder: Builder, pooling: Option<Pooling>) -> Result<LoadedEmbeddings> {
+        if self.kv_memory.is_some() {
+            bail_usage!("--kv-memory has no effect on a model that computes vectors; use --context");
+        }
+        if let Some(pooling) = pooling {
+            builder = builder.pooling(pooling);
+        }
+        self.finish_embeddings(builder)
+    }
+
+    /// Opens a model that computes vectors beside one that generates text, whose context and KV memory these flags set.
+    /// An encoder runs on the CPU, whatever the device of the other model is.
+    pub(crate) fn load_second(
+        &self,
+        path: &Path,
+        pooling: Option<Pooling>,
+        max_waiting: usize,
+        hub: &Hub,
+    ) -> Result<LoadedEmbeddings> {
+        let is_encoder = pellucid_model::is_encoder(&Checkpoint::open(path)?)?;
+        let mut options = self.device_options();
+        if is_encoder {
+            let (threads, isa) = (options.threads, options.isa);
+            options = DeviceOptions { device: Some(Device::Cpu), threads, isa, ..DeviceOptions::default() };
+        }
+        let mut builder = Pellucid::builder(path).device_options(options).kv_type(self.kv_type);
+        builder = builder.file_access(self.file_access(hub)?).max_waiting(max_waiting);
+        if let Some(pooling) = pooling {
+            builder = builder.pooling(pooling);
+        }
+        self.finish_embeddings(builder)
+    }
+
+    fn finish_embeddings(&self, builder: Builder) -> Result<LoadedEmbeddings> {
+        let bar = LoadingBar::new();
+        let shown = bar.clone();
+        builder.on_event(move |event| shown.show(event)).load_embeddings().map_err(|error| self.in_flags(error))
+    }
+
     /// Opens the device of these flags.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
         open_device(self.device_options())
@@ -161,6 +206,13 @@ impl ComputeArgs {
             pellucid::Error::Load { source, .. } if matches!(*source, ModelError::ContextTooLong { .. }) => {
                 UsageError::because(format!("--context: {source}"))
             }
+            pellucid::Error::Load { path, source } if matches!(*source, ModelError::NoPooling) => {
+                UsageError::because(format!("--pooling: {}: {source}", path.display()))
+            }
+            pellucid::Error::Load { path, source } if matches!(*source, ModelError::IsEncoder { .. }) => {
+                UsageError::because(format!("{}: {source}; use `pellucid embed` or `pellucid serve`", path.display()))
+            }
+            error @ pellucid::Error::EncoderOnGpu { .. } => UsageError::because(format!("--device {error}")),
             pellucid::Error::Load { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::Tokenizer { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::GivenTemplate(source) => Error::new(*source).context("--chat-template"),

@@ -15,7 +15,7 @@ use hyper::service::Service;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use pellucid_engine::{EngineHandle, Liveness};
+use pellucid_engine::Liveness;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -27,7 +27,7 @@ use crate::connection::connections::{Connections, Slot};
 use crate::connection::descriptors;
 use crate::connection::exchange::{Exchange, ProbedStream};
 use crate::connection::tls::Tls;
-use crate::state::SharedApp;
+use crate::state::{App, SharedApp};
 
 /// Maximum bytes of a request's headers; larger ones are answered with 431.
 pub(crate) const MAX_HEADER_BYTES: usize = 64 << 10;
@@ -142,7 +142,7 @@ async fn shutdown(app: &SharedApp) -> Ended {
     let (drain, limits) = (&app.drain, &app.limits);
     tokio::select! {
         () = drain.reached(Phase::Draining) => {}
-        () = stopped(&app.model.engine) => {
+        () = stopped(app) => {
             tracing::error!(in_flight = drain.num_in_flight(), "shutting down: the engine has stopped");
             // Replies in flight send their error and end.
             let _ = timeout(FLUSH_TIMEOUT, drain.finished()).await;
@@ -168,9 +168,9 @@ async fn shutdown(app: &SharedApp) -> Ended {
     Ended::CutShort
 }
 
-/// Waits until the engine's thread has ended.
-async fn stopped(engine: &EngineHandle) {
-    while engine.liveness() != Liveness::Stopped {
+/// Waits until a thread that computes has ended.
+async fn stopped(app: &App) {
+    while app.liveness() != Liveness::Stopped {
         sleep(LIVENESS_INTERVAL).await;
     }
 }

@@ -15,6 +15,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::body;
 use super::caller::{self, RequestId};
 use super::error::ApiError;
 use super::error::form::ErrorForm;
@@ -25,6 +26,7 @@ use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
 use crate::llama_cpp::routes as llama_cpp;
 use crate::ollama::routes as ollama;
+use crate::openai::embeddings::{self, rerank};
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
 use crate::pages::docs::DocsPage;
@@ -57,6 +59,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(ollama::ps))
         .routes(routes!(ollama::show))
         .routes(routes!(ollama::version))
+        .routes(routes!(embeddings::embeddings))
+        .routes(routes!(rerank::rerank))
         .routes(routes!(routes::models))
         .routes(routes!(routes::model))
         .routes(routes!(websocket::stream))
@@ -71,9 +75,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let (unknown, wrong) = (table.clone(), table);
     let has_keys = app.tenants.has_keys();
     // Without a key, the page must not name the model.
-    let docs = openapi::document(api.clone(), has_keys, (!has_keys).then_some(&app.model));
+    let docs = openapi::document(api.clone(), has_keys, app, !has_keys);
     let docs = DocsPage::new(&docs, &app.own_url, has_keys);
-    let document = openapi::document(api, has_keys, Some(&app.model));
+    let document = openapi::document(api, has_keys, app, true);
     let document: Arc<str> = document.to_string().into();
     let mut router = router
         .route("/", get(home::home))
@@ -85,11 +89,25 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .method_not_allowed_fallback(async move |request: Request<Body>| wrong_method(&request, &wrong))
         .with_state(app.clone())
         .layer(CatchPanicLayer::custom(internal_error))
+        .layer(middleware::from_fn_with_state(app.clone(), check_purpose))
         .layer(middleware::from_fn_with_state(app.clone(), caller::authenticate));
     if !app.cors_origins.is_empty() {
         router = router.layer(cors(&app.cors_origins));
     }
     router.layer(middleware::from_fn_with_state(app.clone(), identify))
+}
+
+/// Refuses a route that none of the server's models can serve: text from a model that computes vectors, or vectors from
+/// one that generates text.
+async fn check_purpose(State(app): State<SharedApp>, request: Request<Body>, next: Next) -> Response<Body> {
+    let route = request.extensions().get::<MatchedPath>().map(|path| path.as_str().to_owned());
+    match route.map(|route| openapi::check_purpose(&app, &route)) {
+        Some(Err(error)) => {
+            body::discard(&app, request).await;
+            error.into()
+        }
+        _ => next.run(request).await,
+    }
 }
 
 /// Prefix of the route that describes one model.
@@ -171,7 +189,7 @@ fn request_id(request: &Request<Body>) -> String {
 fn unknown_route(app: &SharedApp, request: &Request<Body>, table: &RouteTable) -> Result<Response<Body>, ApiError> {
     // Model names may contain slashes, which the router takes for separators of the path.
     if let Some(id) = request.uri().path().strip_prefix(MODELS).filter(|_| request.method() == Method::GET) {
-        let card = ModelCard::find(id, &app.model)?;
+        let card = ModelCard::find(id, app)?;
         return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
     }
     Err(table.unknown(request.method(), request.uri().path()))

@@ -125,7 +125,7 @@ pub(crate) async fn completions(
 /// List the models
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList), Refusals))]
 pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
-    json(text_of(&ModelList::new(&app.model)))
+    json(text_of(&ModelList::new(&app)))
 }
 
 /// Describe a model
@@ -139,7 +139,7 @@ pub(crate) async fn model(
     let Path(id) = id.map_err(|_| {
         ApiError::invalid("the path is not valid: percent-encoded bytes must be UTF-8").code("invalid_path")
     })?;
-    Ok(json(text_of(&ModelCard::find(&id, &app.model)?)))
+    Ok(json(text_of(&ModelCard::find(&id, &app)?)))
 }
 
 /// Encode a text or a conversation to token ids
@@ -226,7 +226,7 @@ fn text_of(value: &impl Serialize) -> String {
     (status = 403, description = "The host is not allowed", body = ErrorBody),
     (status = 503, description = "The engine has stopped", body = ErrorBody)))]
 pub(crate) async fn health(State(app): State<SharedApp>) -> Result<Response<Body>, ApiError> {
-    match app.model.engine.liveness() {
+    match app.liveness() {
         Liveness::Stopped => Err(pellucid_engine::Error::Stopped.into()),
         Liveness::Idle | Liveness::Stepping(_) => Ok(json(text_of(&Health { status: "ok" }))),
     }
@@ -240,7 +240,7 @@ pub(crate) async fn ready(State(app): State<SharedApp>) -> Result<Response<Body>
     if app.drain.phase() != Phase::Serving {
         return Err(ApiError::unavailable("draining", "the server is shutting down", 10));
     }
-    match app.model.engine.liveness() {
+    match app.liveness() {
         Liveness::Stopped => Err(pellucid_engine::Error::Stopped.into()),
         Liveness::Stepping(time) if time > app.limits.watchdog => {
             let message = format!("the engine's current step has run for {} s", time.as_secs());
@@ -268,7 +268,8 @@ pub(crate) async fn metrics(
         Offer { kind: "application/openmetrics-text", version: Some("1.0.0") },
     ];
     let format = [Format::Text, Format::OpenMetrics][accept::preferred(&request, &offers)];
-    let text = app.metrics.render(&app.model.engine.last_stats(), &app.model.guards.counts(), format);
+    let guards = app.model.get().map(|model| model.guards.counts()).unwrap_or_default();
+    let text = app.metrics.render(&app.engine_stats(), &guards, format);
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pellucid_engine::Embeddings;
 use pellucid_generate::Summary;
 
 use super::tenants::Permit;
@@ -52,6 +53,30 @@ impl Account {
     /// Id of the request in the log.
     pub(crate) fn request_id(&self) -> &str {
         &self.request_id
+    }
+
+    /// Opens the account of a request for vectors that was admitted and charged for its texts.
+    pub(crate) fn open_for_vectors(app: &Arc<App>, permit: Permit, request_id: &str, num_tokens: usize) -> Account {
+        Account {
+            app: app.clone(),
+            permit,
+            _in_flight: app.drain.start_request(),
+            request_id: request_id.to_owned(),
+            logprobs_per_token: 0,
+            prompt_logprobs: 0,
+            num_charged: 0,
+            latest: Summary { prompt_tokens: num_tokens, ..Summary::default() },
+            is_closed: false,
+        }
+    }
+
+    /// Records how a request for vectors ended.
+    pub(crate) fn close_for_vectors(&mut self, outcome: Outcome, found: Option<&Embeddings>) {
+        let mut summary = std::mem::take(&mut self.latest);
+        if let Some(found) = found {
+            (summary.queue_time, summary.total_time) = (found.queue_time, found.total_time);
+        }
+        self.close(outcome, &summary);
     }
 
     /// Takes more memory if the request holds less than `bytes`.

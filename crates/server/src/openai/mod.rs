@@ -4,6 +4,7 @@ pub(crate) mod chat;
 pub(crate) mod client_fields;
 pub(crate) mod completions;
 pub(crate) mod conversation;
+pub(crate) mod embeddings;
 pub(crate) mod logprobs;
 pub(crate) mod messages;
 pub(crate) mod models;

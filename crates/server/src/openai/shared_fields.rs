@@ -280,7 +280,12 @@ pub(crate) fn check_model(name: &str, model: &LoadedModel) -> Result<(), ApiErro
     if model.names().any(|own| own == name) {
         return Ok(());
     }
-    let names: Vec<String> = model.names().map(|name| format!("{name:?}")).collect();
+    Err(unknown_model(name, model.names()))
+}
+
+/// Returns the refusal of a name that is none of `names`.
+pub(crate) fn unknown_model<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> ApiError {
+    let names: Vec<String> = names.map(|name| format!("{name:?}")).collect();
     let message = format!("the model {} does not exist; this server has {}", fields::shown(name), names.join(", "));
-    Err(ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).param("model"))
+    ApiError::refused(axum::http::StatusCode::NOT_FOUND, "model_not_found", message).param("model")
 }

@@ -57,6 +57,12 @@ impl Examples<'_> {
         curl(self.base_url, path, Some(&body), self.needs_key)
     }
 
+    /// Returns a call of a server that computes vectors only.
+    pub(super) fn embeddings_shell(&self) -> String {
+        let body = json!({ "model": self.model, "input": ["The sky is blue.", "Grass is green."] });
+        curl(self.base_url, "/v1/embeddings", Some(&body), self.needs_key)
+    }
+
     pub(super) fn python(&self) -> String {
         let model = literal(self.model);
         let base_url = literal(&format!("{}/v1", self.base_url));

@@ -20,7 +20,7 @@ const PLACEHOLDER: &str = "MODEL";
 
 /// Answers `GET /` in the format that `Accept` prefers.
 pub(crate) async fn home(State(app): State<SharedApp>, request: Request<Body>) -> Result<Response<Body>, ApiError> {
-    if app.model.engine.liveness() == Liveness::Stopped {
+    if app.liveness() == Liveness::Stopped {
         return Err(pellucid_engine::Error::Stopped.into());
     }
     let base_url = base_url(&app, &request);
@@ -45,7 +45,16 @@ fn plain(text: String) -> Response<Body> {
 fn text(app: &App, base_url: &str) -> String {
     let mut text = "Pellucid is running.\n\n".to_owned();
     if !app.tenants.has_keys() {
-        text += &format!("model  {:?}, context of {} tokens\n", app.model.id, app.model.context_len);
+        if let Some(model) = app.model.get() {
+            text += &format!("model  {:?}, context of {} tokens\n", model.id, model.context_len);
+        }
+        if let Some(embedder) = &app.embedder {
+            let info = embedder.info();
+            text += &format!(
+                "model  {:?}, vectors of {} values, texts of {} tokens\n",
+                embedder.id, info.num_dimensions, info.context_len
+            );
+        }
     }
     text += &format!("API    {base_url}/v1 (OpenAI's API)\ndocs   {base_url}/docs\n");
     text
@@ -56,7 +65,7 @@ fn json(app: &App) -> String {
         json!({ "name": "pellucid", "status": "ok", "api": "/v1", "docs": "/docs", "openapi": "/openapi.json" });
     if !app.tenants.has_keys() {
         about["version"] = json!(env!("CARGO_PKG_VERSION"));
-        about["models"] = json!(app.model.names().collect::<Vec<_>>());
+        about["models"] = json!(app.model_names());
     }
     about.to_string()
 }
@@ -77,12 +86,13 @@ pub(super) fn navigation(current: &str) -> String {
 
 fn page(app: &App, base_url: &str) -> String {
     let needs_key = app.tenants.has_keys();
-    let model = &app.model;
+    let id = app.model_names().first().map_or(PLACEHOLDER, |name| name);
     let (name, title) = match needs_key {
         true => (PLACEHOLDER, "Pellucid".to_owned()),
-        false => (model.id.as_str(), format!("{} · Pellucid", model.id)),
+        false => (id, format!("{id} · Pellucid")),
     };
-    let examples = Examples { base_url, model: name, needs_key, can_chat: needs_key || model.template.is_some() };
+    let can_chat = needs_key || app.model.get().is_some_and(|model| model.template.is_some());
+    let examples = Examples { base_url, model: name, needs_key, can_chat };
     let mut body = navigation("/");
     body += "<main>\n<section class=\"lead\">\n<p class=\"status\">Running</p>\n";
     body += &match needs_key {
@@ -92,7 +102,7 @@ fn page(app: &App, base_url: &str) -> String {
             .to_owned(),
         false => format!(
             "<h1>{}</h1>\n<p>This server answers OpenAI's API with this model. No key is needed{}.</p>\n",
-            escape(&model.id),
+            escape(id),
             if app.loopback_hosts_only { "; only this machine can reach it" } else { "" },
         ),
     };
@@ -102,9 +112,13 @@ fn page(app: &App, base_url: &str) -> String {
     }
     body += "<section>\n<h2>Call it</h2>\n";
     body += &format!("<p>Base URL for OpenAI's clients: <code class=\"copy\">{}/v1</code></p>\n", escape(base_url));
-    body += &code_block("Shell", &examples.shell());
-    body += &code_block("Python, pip install openai", &examples.python());
-    body += &code_block("JavaScript, npm install openai", &examples.javascript());
+    if app.model.get().is_some() {
+        body += &code_block("Shell", &examples.shell());
+        body += &code_block("Python, pip install openai", &examples.python());
+        body += &code_block("JavaScript, npm install openai", &examples.javascript());
+    } else {
+        body += &code_block("Shell", &examples.embeddings_shell());
+    }
     body += "<p class=\"hint\">A click selects a whole example.</p>\n</section>\n";
     body += "<section>\n<h2>More</h2>\n<ul class=\"links\">\n";
     for (path, about) in [
@@ -123,14 +137,22 @@ fn page(app: &App, base_url: &str) -> String {
 
 /// Returns the facts that concern a caller.
 fn facts(app: &App) -> String {
-    let (model, limits) = (&app.model, &app.limits);
+    let limits = &app.limits;
     let mut rows = Vec::new();
-    if !model.aliases.is_empty() {
+    if let Some(model) = app.model.get() {
         rows.push(("Also called", model.aliases.join(", ")));
+        rows.push(("Context", format!("{} tokens, prompt and reply together", grouped(model.context_len))));
+        let chat = match model.template {
+            Some(_) => "Chat and completions",
+            None => "Completions; it has no chat template",
+        };
+        rows.push(("Answers", chat.to_owned()));
     }
-    rows.push(("Context", format!("{} tokens, prompt and reply together", grouped(model.context_len))));
-    let chat = if model.template.is_some() { "Chat and completions" } else { "Completions; it has no chat template" };
-    rows.push(("Answers", chat.to_owned()));
+    if let Some(embedder) = &app.embedder {
+        let info = embedder.info();
+        let (dimensions, tokens) = (grouped(info.num_dimensions), grouped(info.context_len));
+        rows.push(("Embeddings", format!("{}: {dimensions} values, texts of {tokens} tokens", embedder.id)));
+    }
     rows.push(("Device", app.device.clone()));
     rows.push(("Longest reply", format!("{} seconds", grouped(limits.request_timeout.as_secs() as usize))));
     rows.push(("Largest request", size(limits.max_body_bytes)));

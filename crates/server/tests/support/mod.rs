@@ -3,6 +3,7 @@
 // Each test binary uses a part of this file.
 #![allow(dead_code, unused_imports, unreachable_pub, missing_debug_implementations)]
 
+pub mod embedder;
 mod faulty_model;
 pub mod socket;
 pub mod stream;
@@ -22,7 +23,7 @@ use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit, 
 use pellucid_generate::{Guards, LoadedModel, ModelDetails};
 use pellucid_model::{BLOCK_LEN, Decoder, LoadOptions, Model};
 use pellucid_sampling::SamplingDefaults;
-use pellucid_server::{Drain, Ended, Limits, Options, Proxies, SharedTenants, TenantConfig, Tenants};
+use pellucid_server::{Drain, Ended, Limits, Options, Proxies, ServedModels, SharedTenants, TenantConfig, Tenants};
 use pellucid_testing::{TINY_TEMPLATE, TinyModel, cpu};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 use serde_json::Value;
@@ -49,6 +50,15 @@ pub struct Setup {
     pub sampling: SamplingDefaults,
     pub drafter: Option<Box<dyn Drafter>>,
     pub guards: Guards,
+    pub purpose: Purpose,
+}
+
+/// The models of a test's server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Purpose {
+    Text,
+    Vectors,
+    Both,
 }
 
 impl Default for Setup {
@@ -70,6 +80,7 @@ impl Default for Setup {
             sampling: SamplingDefaults::default(),
             drafter: None,
             guards: Guards::default(),
+            purpose: Purpose::Text,
         }
     }
 }
@@ -157,6 +168,11 @@ impl Server {
             engine: EngineHandle::start(engine),
             now: some_day,
         };
+        let models = match setup.purpose {
+            Purpose::Text => ServedModels::Generator(model),
+            Purpose::Vectors => ServedModels::Embedder(embedder::load(setup.max_waiting)),
+            Purpose::Both => ServedModels::Both(model, embedder::load(setup.max_waiting)),
+        };
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let drain = Drain::default();
@@ -172,7 +188,7 @@ impl Server {
         };
         let signalled = drain.clone();
         let thread =
-            std::thread::spawn(move || pellucid_server::run(model, options, listener, None, signalled).unwrap());
+            std::thread::spawn(move || pellucid_server::run(models, options, listener, None, signalled).unwrap());
         Server { address, drain, tenants, faults, thread: Some(thread), _folder: folder }
     }
 

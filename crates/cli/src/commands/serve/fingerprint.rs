@@ -2,10 +2,9 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use pellucid::Loaded;
 use sha2::{Digest, Sha256};
 
 use crate::flags::compute::ComputeArgs;
@@ -47,18 +46,20 @@ pub(super) fn aliases(id: &str, given: &[String]) -> Vec<String> {
 /// which the positions of some models depend, and the chat template if another one replaces the model's own.
 pub(super) fn fingerprint(
     path: &Path,
-    loaded: &Loaded,
+    files: &[PathBuf],
+    context_len: usize,
+    device: &str,
     compute: &ComputeArgs,
     template: Option<&str>,
 ) -> Result<String> {
-    let mut files = loaded.info.files.clone();
+    let mut files = files.to_vec();
     if path.is_dir() {
         let entries = std::fs::read_dir(path).with_context(|| path.display().to_string())?;
         files = entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
         files.sort();
     }
     let mut model = Sha256::new();
-    model.update((loaded.model.context_len as u64).to_le_bytes());
+    model.update((context_len as u64).to_le_bytes());
     for file in &files {
         sample(file, &mut model).with_context(|| file.display().to_string())?;
     }
@@ -74,7 +75,7 @@ pub(super) fn fingerprint(
     // With --fast, equal requests may return different bytes.
     let fast = if compute.fast { "-fast" } else { "" };
     let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_name(&loaded.info.device), short(model)))
+    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_name(device), short(model)))
 }
 
 /// Returns the device without its number and threads, such as `cpu-avx512` for "cpu (avx512, 2 threads)": these do not

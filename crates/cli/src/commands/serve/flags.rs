@@ -8,6 +8,7 @@ use pellucid_engine::Overcommit;
 use pellucid_server::{ForwardedHeader, Limits, Network, Proxies};
 
 use super::DEFAULT_HOST;
+use crate::commands::embed::PoolingArgs;
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
 use crate::flags::compute::ComputeArgs;
@@ -41,6 +42,14 @@ pub(crate) struct ServeArgs {
     /// the name above; may be given again
     #[arg(long, verbatim_doc_comment, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub(super) alias: Vec<String>,
+
+    /// Second model, which computes vectors (/v1/embeddings, /v1/rerank);
+    /// --model may also be such a model, and is then the only one
+    #[arg(long, verbatim_doc_comment, value_name = "MODEL")]
+    pub(super) embedding_model: Option<String>,
+
+    #[command(flatten)]
+    pub(super) pooling: PoolingArgs,
 
     #[command(flatten)]
     pub(super) template: TemplateArgs,

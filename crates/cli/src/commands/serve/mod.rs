@@ -2,6 +2,7 @@
 //! down.
 
 mod access;
+mod embeddings;
 mod fingerprint;
 mod flags;
 mod reload;
@@ -12,9 +13,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use pellucid::Loaded;
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{Guards, LoadedModel};
 use pellucid_sampling::{Fallback, GivenOptions, OPTIONS, SamplingDefaults, SamplingOption, SamplingParams};
-use pellucid_server::{Drain, Ended, LogLosses, Options, SharedTenants, Tenants};
+use pellucid_server::{Drain, Ended, LogLosses, Options, ServedModels, SharedTenants, Tenants};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -42,15 +43,75 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
-    let loaded = load(args, &path, &tenants, hub, template.clone())?;
-    let fingerprint = fingerprint::fingerprint(&path, &loaded, &args.compute, template.as_deref())?;
-    let name = || fingerprint::model_name(args.model.as_deref(), &path);
-    let sampling = args.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone()).or_usage()?;
-    let id = args.served_model_name.clone().unwrap_or_else(name);
-    let aliases = fingerprint::aliases(&id, &args.alias);
-    let model = LoadedModel { id, aliases, fingerprint, sampling, guards, ..loaded.model };
+    let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
+    let names = (id.clone(), fingerprint::aliases(&id, &args.alias));
+    let (models, device) = if embeddings::is_embedding_model(args, &path)? {
+        embeddings::refuse_flags_for_text(args, template.as_deref(), &guards)?;
+        let (model, device) = embeddings::load(args, names, &path, hub)?;
+        (ServedModels::Embedder(model), device)
+    } else {
+        let (model, device) = load_generator(args, names, &path, (&tenants, hub), (template, guards))?;
+        match &args.embedding_model {
+            None => (ServedModels::Generator(model), device),
+            Some(name) => (ServedModels::Both(model, embeddings::load_second(args, name, hub)?), device),
+        }
+    };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
+    log_client_memory(args);
+    let drain = Drain::default();
+    let asked = drain.clone();
+    interrupt.on_signal(move || asked.signal());
+    let tenants = SharedTenants::from(tenants);
+    reload::start(args, &tenants, tls.as_ref(), interrupt);
+    // After the handlers of signals: a supervisor may send one as soon as it reads this line.
+    info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
+    let url = format!("{scheme}://{address}");
+    match &models {
+        ServedModels::Generator(model) | ServedModels::Both(model, _) => {
+            info!("try: {}", curl_text(&url, model, tenants.has_keys()));
+        }
+        ServedModels::Embedder(model) => {
+            info!("try: {}", embeddings::curl_text(&url, model, tenants.has_keys()));
+        }
+    }
+    let options = Options {
+        limits: args.limits(),
+        loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
+        tenants,
+        proxies: args.proxies(),
+        cors_origins: args.cors_origin.clone(),
+        vllm_metrics: args.vllm_metrics,
+        device,
+        log_losses,
+    };
+    match pellucid_server::run(models, options, listener, tls, drain).context("the server cannot run")? {
+        Ended::Drained => {
+            info!("shut down: every reply was finished");
+            Err(Interrupted.into())
+        }
+        Ended::CutShort => {
+            log::error("shut down before every reply was finished");
+            Err(Interrupted.into())
+        }
+        Ended::EngineStopped => bail!("the engine has stopped; see the log for the reason"),
+    }
+}
+
+/// Opens the model that generates text, and logs what it is. Returns it with its device in words.
+fn load_generator(
+    args: &ServeArgs,
+    (id, aliases): (String, Vec<String>),
+    path: &Path,
+    (tenants, hub): (&Tenants, &Hub),
+    (template, guards): (Option<String>, Guards),
+) -> Result<(LoadedModel, String)> {
+    let loaded = load(args, path, tenants, hub, template.clone())?;
+    let (files, device) = (&loaded.info.files, &loaded.info.device);
+    let context_len = loaded.model.context_len;
+    let fingerprint = fingerprint::fingerprint(path, files, context_len, device, &args.compute, template.as_deref())?;
+    let sampling = args.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone()).or_usage()?;
+    let model = LoadedModel { id, aliases, fingerprint, sampling, guards, ..loaded.model };
     info!(
         model = model.id,
         aliases = (!model.aliases.is_empty()).then(|| model.aliases.join(", ")),
@@ -69,44 +130,21 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     }
     info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
     let draft_bytes = loaded.info.draft.as_ref().map_or(0, |draft| draft.weight_bytes);
+    info!(
+        "memory: {} reserved for weights, keys, values and steps",
+        bytes_text(loaded.info.kv_memory.bytes() + loaded.info.weight_bytes + draft_bytes + loaded.info.scratch_bytes)
+    );
+    Ok((model, loaded.info.device))
+}
+
+/// Logs the memory that the program uses now, and that clients may make it use.
+fn log_client_memory(args: &ServeArgs) {
     if let Some(resident) = resident_bytes() {
         info!(
-            "memory: {} in use now, {} reserved for weights, keys, values and steps, up to {} for requests and replies",
+            "memory: {} in use now, up to {} for requests and replies",
             bytes_text(resident),
-            bytes_text(
-                loaded.info.kv_memory.bytes() + loaded.info.weight_bytes + draft_bytes + loaded.info.scratch_bytes
-            ),
             bytes_text(args.limits().max_client_memory as u64)
         );
-    }
-    let drain = Drain::default();
-    let asked = drain.clone();
-    interrupt.on_signal(move || asked.signal());
-    let tenants = SharedTenants::from(tenants);
-    reload::start(args, &tenants, tls.as_ref(), interrupt);
-    // After the handlers of signals: a supervisor may send one as soon as it reads this line.
-    info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
-    info!("try: {}", curl_text(&format!("{scheme}://{address}"), &model, tenants.has_keys()));
-    let options = Options {
-        limits: args.limits(),
-        loopback_hosts_only: !tenants.has_keys() && args.host.is_loopback(),
-        tenants,
-        proxies: args.proxies(),
-        cors_origins: args.cors_origin.clone(),
-        vllm_metrics: args.vllm_metrics,
-        device: loaded.info.device,
-        log_losses,
-    };
-    match pellucid_server::run(model, options, listener, tls, drain).context("the server cannot run")? {
-        Ended::Drained => {
-            info!("shut down: every reply was finished");
-            Err(Interrupted.into())
-        }
-        Ended::CutShort => {
-            log::error("shut down before every reply was finished");
-            Err(Interrupted.into())
-        }
-        Ended::EngineStopped => bail!("the engine has stopped; see the log for the reason"),
     }
 }
 
@@ -124,14 +162,19 @@ fn sampling_text(defaults: &SamplingDefaults) -> String {
 
 /// Returns a command line that asks the server a question.
 fn curl_text(url: &str, model: &LoadedModel, has_keys: bool) -> String {
-    let url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
-    let key = if has_keys { " -H \"Authorization: Bearer $KEY\"" } else { "" };
     let (path, body) = match model.template {
         Some(_) => ("chat/completions", r#""messages": [{"role": "user", "content": "Hello"}]"#),
         None => ("completions", r#""prompt": "Once upon a time""#),
     };
     let id = serde_json::Value::from(model.id.as_str());
-    format!("curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{{\"model\": {id}, {body}}}'")
+    curl(url, path, &format!("{{\"model\": {id}, {body}}}"), has_keys)
+}
+
+/// Returns a command line that sends a body.
+fn curl(url: &str, path: &str, body: &str, has_keys: bool) -> String {
+    let url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:");
+    let key = if has_keys { " -H \"Authorization: Bearer $KEY\"" } else { "" };
+    format!("curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'")
 }
 
 /// Rejects a server without keys that the network can reach, unless the operator allows it explicitly.

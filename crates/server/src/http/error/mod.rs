@@ -199,6 +199,9 @@ impl From<EngineError> for ApiError {
             EngineError::PromptTooLong { .. } => {
                 ApiError::field("prompt", error.to_string()).code("context_length_exceeded")
             }
+            EngineError::TextTooLong { .. } => {
+                ApiError::field("input", error.to_string()).code("context_length_exceeded")
+            }
             EngineError::IdOutsideVocabulary { .. } => {
                 ApiError::field("prompt", error.to_string()).code("out_of_range")
             }

@@ -18,6 +18,8 @@ use super::client_fields::ClientFields;
 use super::completions::{CompletionFields, CompletionRequest};
 use super::conversation::Conversation;
 use super::shared_fields::SharedFields;
+use crate::http::error::ApiError;
+use crate::state::App;
 use schemas::TOKEN_ID;
 
 type Schemas = Vec<(String, RefOr<Schema>)>;
@@ -71,6 +73,9 @@ impl ToSchema for CompletionRequest {
     }
 }
 
+/// Schemas of requests to the model that computes vectors.
+const EMBEDDER_REQUESTS: [&str; 2] = ["EmbeddingRequest", "RerankRequest"];
+
 /// Returns an example of a request.
 fn example(name: &str, model: &str) -> Option<Value> {
     let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
@@ -89,12 +94,18 @@ fn example(name: &str, model: &str) -> Option<Value> {
         "TokenizeRequest" => json!({ "model": model, "prompt": "The sky is" }),
         "DetokenizeRequest" => json!({ "model": model, "tokens": [1, 2, 3] }),
         "TemplateRequest" => json!({ "model": model, "messages": messages }),
+        "EmbeddingRequest" => json!({ "model": model, "input": ["The sky is blue.", "Grass is green."] }),
+        "RerankRequest" => {
+            json!({ "model": model, "query": "sky", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1 })
+        }
         _ => return None,
     })
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 14] = [
+const STRICT: [&str; 16] = [
+    "EmbeddingRequest",
+    "RerankRequest",
     "ChatRequest",
     "CompletionRequest",
     "MessagesRequest",
@@ -111,8 +122,35 @@ const STRICT: [&str; 14] = [
     "ChatMessage",
 ];
 
-/// Returns the document for clients. Without `model`, it holds nothing that depends on the served model.
-pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedModel>) -> Value {
+/// Routes for which a server needs a model that computes vectors.
+const EMBEDDER_ROUTES: [&str; 2] = ["/v1/embeddings", "/v1/rerank"];
+/// Routes that serve every kind of model. All others need a model that generates text.
+const COMMON_ROUTES: [&str; 8] =
+    ["/", "/docs", "/openapi.json", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/{id}"];
+
+/// Refuses a route that none of the server's models can serve.
+pub(crate) fn check_purpose(app: &App, route: &str) -> Result<(), ApiError> {
+    let refused = |id: &str, does: &str, wanted: &str| {
+        let message = format!("{route} needs a model that {wanted}, but {id:?} {does}");
+        Err(ApiError::field("model", message).code("model_not_supported"))
+    };
+    if COMMON_ROUTES.contains(&route) {
+        return Ok(());
+    }
+    let (generator, embedder) = (app.model.get(), &app.embedder);
+    match (generator, embedder, EMBEDDER_ROUTES.contains(&route)) {
+        (Some(model), None, true) => refused(&model.id, "generates text", "computes embeddings"),
+        (None, Some(model), false) => refused(&model.id, "computes embeddings", "generates text"),
+        _ => Ok(()),
+    }
+}
+
+/// Returns the document for clients. Without `names_models`, it holds nothing that depends on the served models, except
+/// that routes are left out which none of them can serve.
+pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models: bool) -> Value {
+    let model = app.model.get().filter(|_| names_models);
+    let embedder = app.embedder.as_deref().filter(|_| names_models);
+    api.paths.paths.retain(|path, _| check_purpose(app, path).is_ok());
     api.info = InfoBuilder::new()
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
@@ -137,16 +175,24 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, model: Option<&LoadedMo
         // A model may have more logits than its tokenizer has tokens; only tokens can be decoded.
         let has_text = name == "DetokenizeRequest";
         let vocab_size = |model: &LoadedModel| if has_text { model.tokenizer.vocab_size() } else { model.vocab_size };
-        fit_ids(schema, model.map_or(MAX_VOCAB_SIZE, vocab_size));
-        if let (Some(model), Some(Value::Object(property))) = (model, schema.pointer_mut("/properties/model")) {
+        let of_embedder = embedder.map(|embedder| embedder.info().vocab_size);
+        let vocab_size = if EMBEDDER_REQUESTS.contains(&name) { of_embedder } else { model.map(vocab_size) };
+        fit_ids(schema, vocab_size.unwrap_or(MAX_VOCAB_SIZE));
+        let is_of_embedder = EMBEDDER_REQUESTS.contains(&name);
+        let names: Vec<&str> = match is_of_embedder {
+            true => embedder.into_iter().flat_map(|embedder| embedder.names()).collect(),
+            false => model.into_iter().flat_map(|model| model.names()).collect(),
+        };
+        let id = names.first().copied().unwrap_or("MODEL").to_owned();
+        if let (false, Some(Value::Object(property))) = (names.is_empty(), schema.pointer_mut("/properties/model")) {
             let may_be_null = property.get("type").is_some_and(Value::is_array);
-            let mut names: Vec<Value> = model.names().map(Value::from).collect();
+            let mut names: Vec<Value> = names.into_iter().map(Value::from).collect();
             if may_be_null {
                 names.push(Value::Null);
             }
             property.insert("enum".into(), names.into());
         }
-        if let Some(example) = example(name, model.map_or("MODEL", |model| &model.id)) {
+        if let Some(example) = example(name, &id) {
             schema["examples"] = json!([example]);
         }
         if name == "ChatMessage" && model.is_some_and(|model| !writes_names(model)) {

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use utoipa::openapi::{RefOr, Schema};
 
 use crate::openai::client_fields::{MAX_METADATA, MAX_METADATA_VALUE};
+use crate::openai::embeddings::MAX_TEXTS;
 use crate::openai::sampling::number;
 use crate::openai::shared_fields::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
 
@@ -44,6 +45,34 @@ pub(crate) fn prompt() -> RefOr<Schema> {
         ids,
         { "type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": text },
         { "type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": ids }] }))
+}
+
+pub(crate) fn embedding_input() -> RefOr<Schema> {
+    let text = json!({ "type": "string", "minLength": 1 });
+    let ids = json!({ "type": "array", "minItems": 1, "items": id() });
+    schema(json!({ "description": "A text, token ids, or a list of either", "anyOf": [
+        text,
+        ids,
+        { "type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": text },
+        { "type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": ids }] }))
+}
+
+pub(crate) fn encoding_format() -> RefOr<Schema> {
+    let description = "`float` for numbers, `base64` for little-endian 32-bit floats in Base64";
+    schema(json!({ "description": description, "type": ["string", "null"], "enum": ["float", "base64", null],
+        "default": "float" }))
+}
+
+pub(crate) fn embedding() -> RefOr<Schema> {
+    schema(json!({ "anyOf": [{ "type": "array", "items": { "type": "number" } }, { "type": "string" }] }))
+}
+
+pub(crate) fn documents() -> RefOr<Schema> {
+    let text = json!({ "type": "string", "minLength": 1 });
+    let object = json!({ "type": "object", "required": ["text"], "additionalProperties": false,
+        "properties": { "text": text } });
+    schema(json!({ "description": "Texts, or objects with a `text`", "type": "array", "minItems": 1,
+        "maxItems": MAX_TEXTS - 1, "items": { "anyOf": [text, object] } }))
 }
 
 fn content_parts() -> Value {
