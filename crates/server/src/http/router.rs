@@ -25,7 +25,7 @@ use super::routes;
 use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
 use crate::llama_cpp::routes as llama_cpp;
-use crate::ollama::routes as ollama;
+use crate::ollama::{embed, routes as ollama};
 use crate::openai::embeddings::{self, rerank};
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
@@ -55,6 +55,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(llama_cpp::models_alias))
         .routes(routes!(ollama::chat))
         .routes(routes!(ollama::generate))
+        .routes(routes!(embed::embed))
         .routes(routes!(ollama::tags))
         .routes(routes!(ollama::ps))
         .routes(routes!(ollama::show))

@@ -323,8 +323,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Softmax attention of each row over the stored keys and values of its sequence, its own included.
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error>;
-    /// Softmax attention of each row over stored keys and values of its sequence, those of later positions included: the
-    /// attention of encoders. All of them are stored before.
+    /// Softmax attention of each row over stored keys and values of its sequence, those of later positions included:
+    /// the attention of encoders. All of them are stored before.
     fn bidirectional_attention(&self, call: BidirectionalAttention<'_>, out: &mut Tensor) -> Result<(), Error> {
         let _ = (call, out);
         let reason = "encoders run on the CPU only".into();

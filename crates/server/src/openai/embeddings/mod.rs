@@ -14,7 +14,6 @@ use pellucid_generate::{LoadedEmbedder, finished_vector};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::messages::prompt_error;
 use super::openapi::schemas;
 use super::shared_fields::unknown_model;
 use crate::http::caller::Caller;
@@ -26,6 +25,7 @@ use crate::http::routes::{BodyRefusals, Refusals, read_body};
 use crate::limits::account::Account;
 use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
+use crate::openai::conversation::prompt_error;
 use crate::reply::parts::{self, JsonParts, PIECES_IN_FLIGHT};
 use crate::reply::respond::shutting_down;
 use crate::state::{App, SharedApp};
@@ -109,7 +109,7 @@ pub(crate) struct EmbeddingUsage {
 #[derive(Debug)]
 pub(crate) struct EmbeddingJob {
     pub(crate) inputs: Vec<EmbeddingInput>,
-    num_dimensions: usize,
+    pub(crate) num_dimensions: usize,
     normalize: bool,
     format: EncodingFormat,
     user: Option<String>,
@@ -168,7 +168,7 @@ impl EmbeddingRequest {
 }
 
 /// Reads a text, token ids, or a list of either.
-fn read_input(value: Json) -> Result<Vec<Text>, ApiError> {
+pub(crate) fn read_input(value: Json) -> Result<Vec<Text>, ApiError> {
     let one = |value: Json| match value {
         Json::String(words) if words.is_empty() => {
             Err(ApiError::field("input", "input: an empty string is not allowed"))

@@ -18,7 +18,7 @@ use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
-use crate::openai::messages::prompt_error;
+use crate::openai::conversation::prompt_error;
 use crate::openai::{embeddings, openapi::schemas};
 use crate::random;
 use crate::reply::parts::{self, JsonParts};
@@ -58,8 +58,8 @@ pub(crate) struct RerankResponse {
     model: String,
     results: Vec<RerankResult>,
     usage: RerankUsage,
-    /// How documents were scored: `classifier`, the probability that a cross-encoder gives to the pair, or `cosine`, the
-    /// cosine of the angle between the vectors of query and document.
+    /// How documents were scored: `classifier`, the probability that a cross-encoder gives to the pair, or `cosine`,
+    /// the cosine of the angle between the vectors of query and document.
     scoring: &'static str,
 }
 

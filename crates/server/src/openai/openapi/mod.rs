@@ -74,7 +74,7 @@ impl ToSchema for CompletionRequest {
 }
 
 /// Schemas of requests to the model that computes vectors.
-const EMBEDDER_REQUESTS: [&str; 2] = ["EmbeddingRequest", "RerankRequest"];
+const EMBEDDER_REQUESTS: [&str; 3] = ["EmbeddingRequest", "RerankRequest", "OllamaEmbedRequest"];
 
 /// Returns an example of a request.
 fn example(name: &str, model: &str) -> Option<Value> {
@@ -95,6 +95,7 @@ fn example(name: &str, model: &str) -> Option<Value> {
         "DetokenizeRequest" => json!({ "model": model, "tokens": [1, 2, 3] }),
         "TemplateRequest" => json!({ "model": model, "messages": messages }),
         "EmbeddingRequest" => json!({ "model": model, "input": ["The sky is blue.", "Grass is green."] }),
+        "OllamaEmbedRequest" => json!({ "model": model, "input": ["The sky is blue.", "Grass is green."] }),
         "RerankRequest" => {
             json!({ "model": model, "query": "sky", "documents": ["The sky is blue.", "Grass is green."], "top_n": 1 })
         }
@@ -103,7 +104,8 @@ fn example(name: &str, model: &str) -> Option<Value> {
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 16] = [
+const STRICT: [&str; 17] = [
+    "OllamaEmbedRequest",
     "EmbeddingRequest",
     "RerankRequest",
     "ChatRequest",
@@ -123,10 +125,10 @@ const STRICT: [&str; 16] = [
 ];
 
 /// Routes for which a server needs a model that computes vectors.
-const EMBEDDER_ROUTES: [&str; 2] = ["/v1/embeddings", "/v1/rerank"];
+const EMBEDDER_ROUTES: [&str; 3] = ["/v1/embeddings", "/v1/rerank", "/api/embed"];
 /// Routes that serve every kind of model. All others need a model that generates text.
-const COMMON_ROUTES: [&str; 8] =
-    ["/", "/docs", "/openapi.json", "/health", "/ready", "/metrics", "/v1/models", "/v1/models/{id}"];
+const COMMON_ROUTES: [&str; 9] =
+    ["/", "/docs", "/openapi.json", "/health", "/ready", "/metrics", "/models", "/v1/models", "/v1/models/{id}"];
 
 /// Refuses a route that none of the server's models can serve.
 pub(crate) fn check_purpose(app: &App, route: &str) -> Result<(), ApiError> {

@@ -57,6 +57,16 @@ pub(crate) fn embedding_input() -> RefOr<Schema> {
         { "type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": ids }] }))
 }
 
+pub(crate) fn texts() -> RefOr<Schema> {
+    let text = json!({ "type": "string", "minLength": 1 });
+    schema(json!({ "description": "A text, or a list of texts", "anyOf": [
+        text, { "type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": text }] }))
+}
+
+pub(crate) fn empty_object() -> RefOr<Schema> {
+    schema(json!({ "type": ["object", "null"], "additionalProperties": { "type": "null" } }))
+}
+
 pub(crate) fn encoding_format() -> RefOr<Schema> {
     let description = "`float` for numbers, `base64` for little-endian 32-bit floats in Base64";
     schema(json!({ "description": description, "type": ["string", "null"], "enum": ["float", "base64", null],

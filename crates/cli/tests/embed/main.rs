@@ -1,5 +1,6 @@
 //! `pellucid embed` through the built program, on a tiny encoder and a tiny decoder.
 
+#[path = "../support/mod.rs"]
 mod support;
 
 use serde_json::Value;

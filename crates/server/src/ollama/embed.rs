@@ -1,0 +1,113 @@
+//! `/api/embed`: vectors of texts in Ollama's form.
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, Response};
+use pellucid_generate::{LoadedEmbedder, finished_vector};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::options;
+use crate::http::caller::Caller;
+use crate::http::error::ApiError;
+use crate::http::fields::{self, Fields};
+use crate::http::json::Json;
+use crate::http::routes::{BodyRefusals, Refusals, read_body};
+use crate::openai::embeddings::{self, EmbeddingJob, EmbeddingRequest};
+use crate::openai::openapi::schemas;
+use crate::reply::parts::{self, JsonParts};
+use crate::state::SharedApp;
+
+/// Texts whose vectors are wanted.
+#[derive(Debug, ToSchema)]
+#[allow(dead_code)] // For the document.
+pub(crate) struct OllamaEmbedRequest {
+    #[schema(max_length = 512)]
+    model: String,
+    #[schema(schema_with = schemas::texts)]
+    input: Vec<String>,
+    /// Cut texts that are longer than the model's context; false refuses them.
+    #[schema(default = true)]
+    truncate: Option<bool>,
+    /// Values of each vector, for models that were trained for shorter vectors.
+    #[schema(minimum = 1, maximum = 65536)]
+    dimensions: Option<usize>,
+    /// Only an empty object: no option changes a vector.
+    #[schema(schema_with = schemas::empty_object, required = false)]
+    options: (),
+    /// A duration; refused if it asks to unload the model.
+    keep_alive: Option<String>,
+}
+
+/// Vectors of texts, in their order.
+#[derive(Debug, Serialize, ToSchema)]
+#[allow(dead_code)] // For the document; replies are written in pieces.
+pub(crate) struct OllamaEmbedReply {
+    model: String,
+    embeddings: Vec<Vec<f32>>,
+    /// Nanoseconds.
+    total_duration: u64,
+    load_duration: u64,
+    prompt_eval_count: usize,
+}
+
+/// Translates a request into one of OpenAI's API.
+fn read(value: Json, model: &LoadedEmbedder) -> Result<EmbeddingJob, ApiError> {
+    let mut fields = Fields::of(value)?;
+    let name = fields.required("model")?;
+    let name = fields::string("model", name, 512)?;
+    let plain = name.strip_suffix(":latest").filter(|plain| model.names().any(|own| own == *plain));
+    let input = fields.required("input")?;
+    let truncate = fields.boolean("truncate")?.unwrap_or(true);
+    let dimensions = fields.whole("dimensions", 1..=65_536)?;
+    if let Some(options) = fields.take("options") {
+        Fields::within("options".into(), options)?.finish()?;
+    }
+    if options::read_keep_alive(&mut fields)? {
+        let message = "keep_alive: this server keeps its model loaded until it is stopped";
+        return Err(ApiError::field("keep_alive", message).code("unsupported_value"));
+    }
+    fields.finish()?;
+    let request = EmbeddingRequest {
+        model: plain.unwrap_or(&name).to_owned(),
+        input: embeddings::read_input(input)?,
+        encoding_format: Default::default(),
+        dimensions,
+        normalize: Some(true),
+        truncate_prompt_tokens: truncate.then_some(-1),
+        user: None,
+    };
+    request.job(model)
+}
+
+/// Compute vectors of texts
+#[utoipa::path(post, path = "/api/embed", tag = "Ollama", request_body = OllamaEmbedRequest, responses(
+    (status = 200, description = "The vectors, in the order of the texts", body = OllamaEmbedReply),
+    Refusals, BodyRefusals))]
+pub(crate) async fn embed(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+    request: Request<Body>,
+) -> Result<Response<Body>, ApiError> {
+    let model = embeddings::embedder(&app)?;
+    let shared = model.clone();
+    let (job, permit) = read_body(&app, &caller, request, true, move |value| read(value, &shared)).await?;
+    let num_dimensions = job.num_dimensions;
+    let num_tokens: usize = job.inputs.iter().map(|input| input.ids.len()).sum();
+    let (found, account) = embeddings::compute(&app, &caller, permit, job.inputs).await?;
+    let mut parts = JsonParts::default();
+    parts.literal("{\"model\":");
+    parts.value(&model.id);
+    parts.literal(",\"embeddings\":[");
+    for (index, values) in found.vectors().enumerate() {
+        parts.literal(if index > 0 { ",[" } else { "[" });
+        parts.list(finished_vector(values, num_dimensions, true).into_iter(), |value, out| out.json(&value));
+        parts.literal("]");
+    }
+    let nanoseconds = found.total_time.as_nanos() as u64;
+    parts.literal(&format!(
+        "],\"total_duration\":{nanoseconds},\"load_duration\":0,\"prompt_eval_count\":{num_tokens}}}"
+    ));
+    parts::response(parts, account)
+}
