@@ -42,8 +42,9 @@ pub(super) fn read_messages(fields: &mut Fields, body: &mut ChatBody) -> Result<
         match role.as_str() {
             "user" => user(blocks, &format!("messages[{i}]"), body)?,
             "assistant" => assistant(blocks, &format!("messages[{i}]"), body)?,
+            "system" => system(blocks, &format!("messages[{i}]"), body)?,
             _ => {
-                let message = format!("{role_path}: expected user or assistant, found {}", shown(&role));
+                let message = format!("{role_path}: expected user, assistant or system, found {}", shown(&role));
                 return Err(ApiError::field(role_path, message));
             }
         }
@@ -173,6 +174,17 @@ fn user(blocks: Vec<Located>, source: &str, body: &mut ChatBody) -> Result<(), A
             Block::Thinking(_) | Block::ToolUse { .. } => {
                 return Err(ApiError::field(&path, format!("{path}: only messages of the assistant have such blocks")));
             }
+        }
+    }
+    Ok(())
+}
+
+/// Adds a system message within the conversation, which has text only.
+fn system(blocks: Vec<Located>, source: &str, body: &mut ChatBody) -> Result<(), ApiError> {
+    for (path, block) in blocks {
+        match block {
+            Block::Text(text) => add_text("system", text, source, &path, body),
+            _ => return Err(ApiError::field(&path, format!("{path}: expected a block of text"))),
         }
     }
     Ok(())

@@ -7,8 +7,8 @@ use crate::http::fields::shown;
 
 const VERSION: &str = "anthropic-version";
 const BETA: &str = "anthropic-beta";
-/// The versions that Anthropic has published. Their requests and replies differ only in text completions.
-const VERSIONS: [&str; 2] = ["2023-06-01", "2023-01-01"];
+/// The versions that clients send. What the newest one no longer documents, such as `temperature`, is still read.
+const VERSIONS: [&str; 3] = ["2026-10-21", "2023-06-01", "2023-01-01"];
 /// Beginnings of the names of beta features that change nothing in a request without the fields that they introduce,
 /// or that ask for what this server does anyway. The names end with a date.
 const ACCEPTED_BETAS: [&str; 16] = [
@@ -35,11 +35,11 @@ pub(super) fn check(headers: &HeaderMap) -> Result<(), ApiError> {
     let text = |value: &axum::http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
     match headers.get(VERSION).map(text) {
         None => {
-            let message = format!("{VERSION}: header is required; send {VERSION}: {}", VERSIONS[0]);
+            let message = format!("{VERSION}: header is required; send {VERSION}: {}", VERSIONS[1]);
             return Err(ApiError::invalid(message).code("missing_header"));
         }
         Some(version) if !VERSIONS.contains(&&*version) => {
-            let known = VERSIONS.join(" or ");
+            let known = VERSIONS.join(", ");
             let message = format!("{VERSION}: expected {known}, found {}", shown(&version));
             return Err(ApiError::invalid(message).code("unsupported_value"));
         }

@@ -24,6 +24,13 @@ pub(super) struct Usage {
     /// Tokens of the prompt that were found in the prefix cache.
     cache_read_input_tokens: usize,
     output_tokens: usize,
+    output_tokens_details: OutputDetails,
+}
+
+/// Parts of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+struct OutputDetails {
+    thinking_tokens: usize,
 }
 
 impl Usage {
@@ -33,13 +40,13 @@ impl Usage {
             cache_creation_input_tokens: 0,
             cache_read_input_tokens: summary.cached_tokens,
             output_tokens: summary.completion_tokens,
+            output_tokens_details: OutputDetails { thinking_tokens: summary.thought_tokens },
         }
     }
 
     /// Returns what is known before the first token.
     pub(super) fn of_prompt(prompt_tokens: usize) -> Usage {
-        let (cache_creation_input_tokens, cache_read_input_tokens) = (0, 0);
-        Usage { input_tokens: prompt_tokens, cache_creation_input_tokens, cache_read_input_tokens, output_tokens: 0 }
+        Usage::new(&Summary { prompt_tokens, ..Summary::default() })
     }
 }
 

@@ -55,6 +55,10 @@ fn read_prompt(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError>
             || matches!(value, Json::Object(entries) if entries.is_empty())
     };
     fields.refuse("mcp_servers", is_empty, "this server opens no outbound connections")?;
+    let is_standard = |value: &Json| matches!(value, Json::String(word) if word == "standard");
+    fields.refuse("speed", is_standard, "there is one speed")?;
+    fields.refuse("inference_geo", |_| false, "the server computes where it runs")?;
+    fields.refuse("diagnostics", |_| false, "usage tells what was found in the cache")?;
     fields.refuse("container", |_| false, "this server runs no code")?;
     fields.refuse("context_management", is_empty, "the client decides what a conversation holds")
 }

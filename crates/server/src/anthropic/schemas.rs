@@ -66,7 +66,7 @@ fn prompt() -> Value {
     let content = json!({ "description": "Text, or content blocks",
         "anyOf": [{ "type": "string" }, { "type": "array", "maxItems": 1024, "items": block }] });
     let message = json!({ "type": "object", "required": ["role", "content"], "additionalProperties": false,
-        "properties": { "role": { "type": "string", "enum": ["user", "assistant"] }, "content": content } });
+        "properties": { "role": { "type": "string", "enum": ["user", "assistant", "system"] }, "content": content } });
     json!({
         "model": { "type": "string", "maxLength": 512 },
         "messages": { "type": "array", "minItems": 1, "maxItems": 4096, "items": message },

@@ -4,12 +4,13 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::http::{Request, StatusCode, header};
 use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout_at};
 
 use super::blocking::{self, Cancel};
 use super::error::ApiError;
+use super::error::form::ErrorForm;
 use super::json::{Json, MAX_VALUES};
 use crate::connection::transfer_rate::TransferRate;
 use crate::limits::client_memory::{HeldMemory, out_of_memory, working_for};
@@ -43,7 +44,7 @@ pub(crate) struct ReadBody {
 
 /// Reads a JSON body.
 pub(crate) async fn read(app: &App, tenant: &Tenant, request: Request<Body>) -> Result<ReadBody, ApiError> {
-    check_type(request.headers())?;
+    check_type(&request)?;
     let limit = app.limits.max_body_bytes;
     let deadline = Instant::now() + app.limits.body_timeout;
     let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
@@ -81,7 +82,16 @@ fn late(app: &App, is_slow: bool) -> ApiError {
     ApiError::refused(StatusCode::REQUEST_TIMEOUT, "body_too_slow", message)
 }
 
-fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
+/// Refuses a body that is not declared as JSON, which a web page could send to this server without asking it first.
+///
+/// Ollama's clients declare none or that of a form, so on its routes any will do if no page sends the request: browsers
+/// name the origin of every POST.
+fn check_type(request: &Request<Body>) -> Result<(), ApiError> {
+    let headers = request.headers();
+    let is_from_page = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    if ErrorForm::of(request.uri().path()) == ErrorForm::Ollama && !is_from_page {
+        return Ok(());
+    }
     let given = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let kind = given.split(';').next().unwrap_or_default().trim();
     if kind.eq_ignore_ascii_case("application/json") {

@@ -131,7 +131,8 @@ fn refusals_name_the_field_that_was_sent() {
         (json!({ "frequency_penalty": 1 }), "unknown field \"frequency_penalty\""),
         (json!({ "temperature": -1 }), "temperature"),
         (json!({ "messages": [] }), "messages: expected at least one message"),
-        (json!({ "messages": [{ "role": "system", "content": "a" }] }), "messages[0].role: expected user or assistant"),
+        (json!({ "messages": [{ "role": "tool", "content": "a" }] }), "messages[0].role: expected user, assistant or"),
+        (json!({ "speed": "fast" }), "speed is not supported"),
         (json!({ "messages": [{ "role": "user", "content": [image] }] }), "messages[0].content[0].type: this server"),
         (
             json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "a", "x": 1 }] }] }),

@@ -101,6 +101,21 @@ fn a_raw_prompt_is_continued_as_it_is() {
 }
 
 #[test]
+fn a_body_needs_no_content_type_unless_a_page_sends_it() {
+    let server = Server::start();
+    let body = chat(json!({})).to_string();
+    let status = |path: &str, headers: &[(&str, &str)]| server.request("POST", path, headers, body.as_bytes()).status;
+    let form = ("Content-Type", "application/x-www-form-urlencoded");
+    assert_eq!(status("/api/chat", &[]), 200);
+    assert_eq!(status("/api/chat", &[form]), 200);
+    for page in [("Origin", "http://evil.example"), ("Sec-Fetch-Site", "cross-site")] {
+        assert_eq!(status("/api/chat", &[page]), 415);
+        assert_eq!(status("/api/chat", &[form, page]), 415);
+    }
+    assert_eq!(status("/v1/chat/completions", &[form]), 415);
+}
+
+#[test]
 fn a_request_without_a_prompt_loads_the_model() {
     let server = Server::start();
     for (path, field) in [("/api/chat", "message"), ("/api/generate", "response")] {
