@@ -24,7 +24,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 # Words of each text, and number of texts.
-SHAPES = {"short": (8, 512), "medium": (60, 128), "long": (180, 48)}
+SHAPES = {"short": (8, 512), "medium": (60, 128), "long": (160, 48)}
 
 
 def texts_of(num_words: int, count: int) -> list[str]:
