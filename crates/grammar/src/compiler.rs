@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::matcher::GrammarMatcher;
 use crate::reply::{self, Forbidden};
 use crate::vocabulary::Vocabulary;
-use crate::{CallSource, Error, GrammarSource, ReplyConstraint, ReplyRules, gbnf, lark, schema};
+use crate::{CallSource, Error, GrammarSource, ReplyConstraint, ReplyRules, finite, gbnf, lark, schema};
 
 /// Stack of the thread that compiles. Only the part that is used takes memory. The deepest source that the limits
 /// allow, a chain of rules in a grammar of 256 KiB, uses a third of it in a debug build.
@@ -128,7 +128,9 @@ impl GrammarCompiler {
     /// Returns a matcher at the beginning of a reply, or the problem in one line.
     fn matcher(&self, grammar: GrammarWithLexer) -> Result<Matcher, String> {
         let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
-        let mut matcher = Matcher::new(Ok(parser.map_err(|error| in_one_line(&format!("{error:#}")))?));
+        let parser = parser.map_err(|error| in_one_line(&format!("{error:#}")))?;
+        finite::check(parser.parser.grammar(), self.factory.limits())?;
+        let mut matcher = Matcher::new(Ok(parser));
         // The first mask finds a grammar that allows no text at all, and one that no token can begin.
         matcher.compute_mask_or_eos().map(|_| matcher).map_err(|error| in_one_line(&error.to_string()))
     }

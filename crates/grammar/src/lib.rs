@@ -15,6 +15,7 @@ mod cache;
 mod compiler;
 mod error;
 mod expected;
+mod finite;
 mod gbnf;
 mod lark;
 mod matcher;

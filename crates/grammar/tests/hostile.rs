@@ -3,14 +3,14 @@
 
 mod common;
 
-use common::{Random, compile, sample};
+use common::{Random, compile, mask, reaches_end, sample};
 use pellucid_grammar::{GrammarSource, MAX_SOURCE_BYTES};
+use pellucid_sampling::TokenConstraint;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 /// Compiles a source and, if that works, samples a short reply. A matcher may stop with an error, which names a limit.
 fn try_out(source: GrammarSource) -> Result<(), String> {
-    use pellucid_sampling::TokenConstraint;
     let grammar = compile(source).map_err(|error| error.to_string())?;
     let mut matcher = grammar.matcher();
     let mut words = common::words();
@@ -41,9 +41,15 @@ fn schemas_that_refer_to_themselves() {
         json!({ "allOf": [{ "$ref": "#" }, { "$ref": "#" }] }),
         json!({ "type": "object", "properties": { "a": { "$ref": "#" } }, "required": ["a"] }),
         json!({ "type": "array", "items": { "$ref": "#" }, "minItems": 1 }),
+        json!({ "anyOf": [{ "type": "null" }, { "$ref": "#/$defs/a" }], "$defs": { "a": { "type": "array",
+            "prefixItems": [{ "$ref": "#/$defs/a" }], "minItems": 1 } } }),
     ] {
-        let _ = try_out(GrammarSource::JsonSchema(endless));
+        let text = refused(GrammarSource::JsonSchema(endless));
+        assert!(text.starts_with("the schema at #"), "{text}");
     }
+    let text =
+        refused(GrammarSource::Grammar("start: \"a\" | \"(\" start \")\" | loop\nloop: \"[\" loop \"]\"".into()));
+    assert!(text.contains("no finite text"), "{text}");
     assert!(refused(GrammarSource::JsonSchema(json!({ "$ref": "#/nowhere" }))).starts_with("the schema at #: "));
 }
 
@@ -102,6 +108,12 @@ fn conflicting_bounds_are_refused_with_their_place() {
         json!({ "type": "array", "minItems": 3, "maxItems": 2 }),
         json!({ "type": "string", "enum": [1, 2] }),
         json!({ "allOf": [{ "const": 1 }, { "const": 2 }] }),
+        json!({ "type": "string", "allOf": [{ "pattern": "^a+$" }, { "pattern": "^b+$" }] }),
+        json!({ "type": "array", "items": { "type": "string", "minLength": 4, "pattern": "^.{1,3}$" }, "minItems": 1 }),
+        json!({ "type": "object", "properties": { "a": { "type": "integer", "multipleOf": 7, "minimum": 1,
+            "maximum": 6 } }, "required": ["a"] }),
+        json!({ "type": "object", "required": ["a"], "properties": { "a": false } }),
+        json!({ "type": "object", "required": ["a"], "properties": {}, "additionalProperties": false }),
     ] {
         // A value of another type may satisfy a schema that names no type, as the first one does.
         match try_out(GrammarSource::JsonSchema(schema.clone())) {
@@ -144,9 +156,18 @@ fn one_source_always_has_the_same_result() {
 
 /// Schemas of random keywords with random values, right and wrong.
 fn any_schema() -> impl Strategy<Value = Value> {
+    schema_with_numbers(400)
+}
+
+/// Schemas as of [`any_schema`] whose bounds are small, so that replies are short.
+fn small_schema() -> impl Strategy<Value = Value> {
+    schema_with_numbers(6)
+}
+
+fn schema_with_numbers(end: i64) -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         any::<bool>().prop_map(Value::from),
-        (-5i64..400).prop_map(Value::from),
+        (-5..end).prop_map(Value::from),
         "[a-z()*+?\\[\\]{}|]{0,8}".prop_map(Value::from),
         Just(json!(1e300)),
         Just(Value::Null),
@@ -200,6 +221,19 @@ proptest! {
         if let Err(text) = try_out(GrammarSource::JsonSchema(schema)) {
             prop_assert!(!text.contains('\n') && !text.contains("panic"), "{text}");
         }
+    }
+
+    /// Every schema that compiles has an end that a reply can reach from anywhere.
+    #[test]
+    fn random_schemas_end(schema in small_schema(), seed: u64) {
+        let Ok(grammar) = compile(GrammarSource::JsonSchema(schema.clone())) else { return Ok(()) };
+        let (mut matcher, mut random) = (grammar.matcher(), Random(seed));
+        for _ in 0..random.below(30) {
+            let tokens = if matcher.is_complete() { Vec::new() } else { mask(&mut *matcher) };
+            let Some(&token) = tokens.get(random.below(tokens.len().max(1))) else { break };
+            matcher.accept(token).unwrap();
+        }
+        prop_assert!(reaches_end(&mut *matcher, &mut random, 1500), "{schema}");
     }
 
     #[test]

@@ -51,6 +51,22 @@ impl Random {
     }
 }
 
+/// Whether a reply ends within `max_tokens` if it closes what is open: it ends as soon as it may, and otherwise prefers
+/// the tokens of one byte that close a string, an object or an array.
+pub fn reaches_end(matcher: &mut dyn TokenMatcher, random: &mut Random, max_tokens: usize) -> bool {
+    for _ in 0..max_tokens {
+        if matcher.is_complete() || matcher.may_end() {
+            return true;
+        }
+        let tokens = mask(matcher);
+        assert!(!tokens.is_empty(), "a grammar that goes on allows a token");
+        let closes = |id: &u32| matches!(&*TOKENIZER.token(*id).unwrap().bytes, b"\"" | b"}" | b"]");
+        let token = tokens.iter().copied().find(closes).unwrap_or_else(|| tokens[random.below(tokens.len())]);
+        matcher.accept(token).unwrap();
+    }
+    false
+}
+
 /// A reply that was sampled at random.
 #[derive(Debug)]
 pub struct Reply {
