@@ -49,6 +49,23 @@ async function main() {
   assert.ok(completion.choices[0].text.startsWith("once"));
   assert.equal(completion.choices[0].logprobs.token_logprobs[0], null);
 
+  const asked = { model: "tiny", input: "hello", max_output_tokens: 24, seed: 7, logit_bias: { 2: -100 } };
+  const response = await client.responses.create(asked);
+  assert.equal(response.output_text, text);
+  let deltas = "", numbers = 0;
+  for await (const event of await client.responses.create({ ...asked, stream: true })) {
+    assert.equal(event.sequence_number, numbers++);
+    if (event.type === "response.output_text.delta") deltas += event.delta;
+  }
+  assert.equal(deltas, text);
+  const stored = await client.responses.retrieve(response.id);
+  assert.equal(stored.output_text, text);
+  const next = await client.responses.create({ ...asked, previous_response_id: response.id });
+  const items = await client.responses.inputItems.list(next.id);
+  assert.deepEqual(items.data.map((item) => item.role), ["user", "assistant", "user"]);
+  await client.responses.delete(response.id);
+  await refused(client.responses.retrieve(response.id), OpenAI.NotFoundError, "response_not_found", "id");
+
   await refused(chat({ model: "other" }), OpenAI.NotFoundError, "model_not_found", "model");
   await refused(chat({ temperature: 3 }), OpenAI.BadRequestError, "out_of_range", "temperature");
   await refused(chat({ temperature: 3, stream: true }), OpenAI.BadRequestError, "out_of_range", "temperature");

@@ -26,6 +26,7 @@ mod openai;
 mod pages;
 mod random;
 mod reply;
+mod responses;
 mod state;
 mod translation;
 

@@ -25,6 +25,10 @@ pub(crate) fn id(prefix: &str) -> String {
     bytes.iter().fold(prefix.to_owned(), |id, byte| id + &format!("{byte:02x}"))
 }
 
+/// Sizes in bytes to whose multiples content is padded: `TEXT_UNIT` for short text, `LONG_UNIT` for longer content.
+const TEXT_UNIT: usize = 32;
+const LONG_UNIT: usize = 1024;
+
 /// Generates padding. Only its length matters, so a xorshift generator is enough.
 #[derive(Debug)]
 pub(crate) struct Padding(u64);
@@ -34,8 +38,14 @@ impl Padding {
         Padding(word() | 1)
     }
 
+    /// Returns padding for content of `len` bytes, so that sizes do not reveal the lengths of tokens.
+    pub(crate) fn for_len(&mut self, len: usize) -> String {
+        let unit = if len > 4 * TEXT_UNIT { LONG_UNIT } else { TEXT_UNIT };
+        self.letters().take(len.max(1).next_multiple_of(unit) - len).map(char::from).collect()
+    }
+
     /// Returns endless ASCII letters.
-    pub(crate) fn letters(&mut self) -> impl Iterator<Item = u8> {
+    fn letters(&mut self) -> impl Iterator<Item = u8> {
         const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         std::iter::repeat_with(|| {
             self.0 ^= self.0 << 13;

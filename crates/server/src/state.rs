@@ -16,6 +16,7 @@ use crate::limits::shared_tenants::SharedTenants;
 use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
 use crate::pages::base_url::own_url;
+use crate::responses::store::ResponseStore;
 
 /// Limits on what clients may use.
 #[derive(Debug, Clone)]
@@ -24,6 +25,8 @@ pub struct Limits {
     pub max_body_bytes: usize,
     /// Maximum bytes that clients make the server hold: bodies, messages, and replies that are not read yet.
     pub max_client_memory: usize,
+    /// Maximum bytes of stored responses, which tenants share.
+    pub max_stored_bytes: usize,
     /// Maximum time for the whole body to arrive.
     pub body_timeout: Duration,
     /// Maximum time until a connection's next request begins and its headers have arrived.
@@ -53,6 +56,7 @@ impl Default for Limits {
         Limits {
             max_body_bytes: 4 << 20,
             max_client_memory: 256 << 20,
+            max_stored_bytes: 64 << 20,
             body_timeout: Duration::from_secs(30),
             header_timeout: Duration::from_secs(30),
             write_timeout: Duration::from_secs(30),
@@ -146,6 +150,8 @@ pub(crate) struct App {
     pub(crate) failed_keys: FailedKeys,
     /// Budget for all bytes that clients make the server hold.
     pub(crate) client_memory: Arc<ClientMemory>,
+    /// Responses that clients can continue.
+    pub(crate) responses: ResponseStore,
     pub(crate) cors_origins: Vec<String>,
     pub(crate) loopback_hosts_only: bool,
     pub(crate) device: String,
@@ -176,7 +182,9 @@ impl App {
         let metrics = Metrics::new(names.into_iter().next().map_or("", String::as_str), vllm_metrics, log_losses);
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
-        let resized = client_memory.clone();
+        let stored = metrics.stored_bytes.clone();
+        let responses = ResponseStore::new(limits.max_stored_bytes, tenants.current().len(), stored);
+        let resized = [client_memory.clone(), responses.memory().clone()];
         let of_generator = model.as_ref().map(|model| model.engine.num_tenants_setter());
         let of_embedder = embedder.as_ref().map(|embedder| embedder.handle.num_tenants_setter());
         let set_num_tenants = move |num_tenants: usize| {
@@ -185,7 +193,7 @@ impl App {
         };
         set_num_tenants(tenants.current().len());
         tenants.on_change(move |num_tenants| {
-            resized.set_num_tenants(num_tenants);
+            resized.iter().for_each(|memory| memory.set_num_tenants(num_tenants));
             set_num_tenants(num_tenants);
         });
         App {
@@ -194,6 +202,7 @@ impl App {
             client_memory,
             model: Generator(model),
             embedder,
+            responses,
             tenants,
             limits,
             drain,

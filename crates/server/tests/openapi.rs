@@ -64,7 +64,8 @@ fn every_route_documents_its_responses() {
                 statuses.iter().any(|status| status.starts_with('2') || *status == "101"),
                 "{method} {path}: {statuses:?}"
             );
-            if method == "post" {
+            // A cancellation has no body.
+            if method == "post" && !path.ends_with("/cancel") {
                 for status in ["400", "401", "404", "408", "413", "415", "429", "500", "503"] {
                     assert!(statuses.iter().any(|one| *one == status), "{method} {path}: {statuses:?}");
                 }

@@ -146,6 +146,25 @@ impl ReadBody {
     /// from then on; both are held until the work is done, even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static>(
         self,
+        permit: Permit,
+        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Permit), ApiError> {
+        self.parse_from(LONG_BODY_BYTES, permit, work).await
+    }
+
+    /// Parses a body like [`ReadBody::parse`], but on a blocking thread whatever its length: a short body may name a
+    /// long text that is stored.
+    pub(crate) async fn parse_blocking<T: Send + 'static>(
+        self,
+        permit: Permit,
+        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Permit), ApiError> {
+        self.parse_from(0, permit, work).await
+    }
+
+    async fn parse_from<T: Send + 'static>(
+        self,
+        long_bytes: usize,
         mut permit: Permit,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Permit), ApiError> {
@@ -160,7 +179,7 @@ impl ReadBody {
                 Err(error)
             }
         };
-        self.process(tenant, LONG_BODY_BYTES, work).await
+        self.process(tenant, long_bytes, work).await
     }
 
     /// Parses a message of a running request and passes it to `work`, on a blocking thread whatever its length. The

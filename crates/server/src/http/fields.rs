@@ -54,6 +54,11 @@ impl Fields {
         self.entries.iter().any(|(key, value)| key == name && *value != Json::Null)
     }
 
+    /// Whether all fields were taken; null counts as absent.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.iter().all(|(_, value)| *value == Json::Null)
+    }
+
     /// Takes a field; null counts as absent.
     pub(crate) fn take(&mut self, name: &str) -> Option<Json> {
         let at = self.entries.iter().position(|(key, _)| key == name)?;

@@ -18,7 +18,8 @@ impl RouteTable {
     pub(crate) fn new(api: &OpenApi, pages: &[&str]) -> RouteTable {
         let mut routes: Vec<(String, Vec<&'static str>)> = Vec::new();
         for (path, item) in &api.paths.paths {
-            let methods = [("GET", item.get.is_some()), ("POST", item.post.is_some())];
+            let methods =
+                [("GET", item.get.is_some()), ("POST", item.post.is_some()), ("DELETE", item.delete.is_some())];
             routes.push((path.clone(), methods.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect()));
         }
         routes.extend(pages.iter().map(|path| ((*path).to_owned(), vec!["GET"])));

@@ -33,6 +33,7 @@ use crate::pages::docs::DocsPage;
 use crate::pages::home;
 use crate::random;
 use crate::reply::{respond, websocket};
+use crate::responses::routes as responses;
 use crate::state::SharedApp;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -44,6 +45,11 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let (router, api) = OpenApiRouter::new()
         .routes(routes!(routes::chat))
         .routes(routes!(routes::completions))
+        .routes(routes!(responses::create))
+        .routes(routes!(responses::input_tokens))
+        .routes(routes!(responses::retrieve, responses::delete))
+        .routes(routes!(responses::input_items))
+        .routes(routes!(responses::cancel))
         .routes(routes!(anthropic::messages))
         .routes(routes!(anthropic::count_tokens))
         .routes(routes!(llama_cpp::completion))
@@ -216,7 +222,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     };
     CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         // OpenAI's client in a browser sends a dozen headers of its own. No header gives a page more rights than its
         // origin.
         .allow_headers(AllowHeaders::mirror_request())

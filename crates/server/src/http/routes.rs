@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
 use super::accept::{self, Offer};
-use super::body;
+use super::body::{self, ReadBody};
 use super::caller::Caller;
 use super::drain::Phase;
 use super::error::{ApiError, ErrorBody};
@@ -183,6 +183,17 @@ pub(crate) async fn read_body<T: Send + 'static>(
     uses_model: bool,
     work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<(T, Permit), ApiError> {
+    let (body, permit) = receive_body(app, caller, request, uses_model).await?;
+    body.parse(permit, work).await
+}
+
+/// Admits a request and reads its body.
+pub(crate) async fn receive_body(
+    app: &App,
+    caller: &Caller,
+    request: Request<Body>,
+    uses_model: bool,
+) -> Result<(ReadBody, Permit), ApiError> {
     let permit = match caller.admit(app, uses_model) {
         Ok(permit) => permit,
         Err(error) => {
@@ -191,7 +202,7 @@ pub(crate) async fn read_body<T: Send + 'static>(
         }
     };
     match body::read(app, &caller.tenant, request).await {
-        Ok(body) => body.parse(permit, work).await,
+        Ok(body) => Ok((body, permit)),
         Err(error) => {
             permit.refuse(&error);
             Err(error)

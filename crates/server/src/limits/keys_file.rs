@@ -38,6 +38,8 @@ pub struct TenantConfig {
     pub kv_tokens: Option<u32>,
     /// Maximum log probabilities reported per minute.
     pub logprobs_per_minute: Option<u32>,
+    /// Maximum stored responses, of which the least recently used are dropped; 0 stores none. 1000 if absent.
+    pub stored_responses: Option<u32>,
     /// Whether requests may set `trace`, which reveals more of the model than log probabilities.
     #[serde(default)]
     pub trace: bool,
@@ -155,7 +157,7 @@ fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
 }
 
 /// Names of the fields of a tenant.
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "name",
     "keys",
     "keys_sha256",
@@ -164,6 +166,7 @@ const FIELDS: [&str; 10] = [
     "concurrent_requests",
     "kv_tokens",
     "logprobs_per_minute",
+    "stored_responses",
     "trace",
     "metrics",
 ];

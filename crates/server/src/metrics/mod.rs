@@ -37,6 +37,7 @@ pub(crate) struct Metrics {
     pub(crate) websockets: Gauge,
     websockets_closed: Family<ReasonLabels, Counter>,
     pub(crate) client_memory: Gauge,
+    pub(crate) stored_bytes: Gauge,
     registry: Registry,
     model: String,
     has_vllm: bool,
@@ -116,7 +117,7 @@ impl Metrics {
         let times = Times::new();
         let (prompt_tokens, generated_tokens) = (Counter::<u64, AtomicU64>::default(), Counter::default());
         let (requests, http) = (Family::default(), Family::default());
-        let (connections, client_memory) = (Gauge::default(), Gauge::default());
+        let (connections, client_memory, stored_bytes) = (Gauge::default(), Gauge::default(), Gauge::default());
         let mut registry = Registry::default();
         registry.register_collector(Box::new(LogLossCollector(log_losses)));
         let own = registry.sub_registry_with_prefix("pellucid");
@@ -149,6 +150,7 @@ impl Metrics {
         own.register("websockets_closed", "WebSockets that were closed, by reason", websockets_closed.clone());
         let help = "Bytes held for clients: bodies, messages, and replies that are not read yet";
         own.register("client_memory_bytes", help, client_memory.clone());
+        own.register("stored_response_bytes", "Bytes of stored responses", stored_bytes.clone());
         // The histograms are registered a second time, under vLLM's names.
         if has_vllm {
             let labels = [("model_name".into(), model.to_owned().into())].into_iter();
@@ -179,6 +181,7 @@ impl Metrics {
             websockets,
             websockets_closed,
             client_memory,
+            stored_bytes,
             registry,
             model: model.to_owned(),
             has_vllm,

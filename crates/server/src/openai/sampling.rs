@@ -185,6 +185,12 @@ pub(crate) fn effective(fields: &SamplingFields, params: &SamplingParams) -> Val
     Value::Object(all)
 }
 
+/// Returns one parameter in effect, by its name.
+pub(crate) fn effective_one(name: &str, params: &SamplingParams) -> Value {
+    let option = SamplingOption::by_param(name);
+    option.and_then(|option| option.effective(params)).map_or(Value::Null, json_value)
+}
+
 /// Returns the sampling parameters of a request that gives none, by field, each with the origin of its value. Lists the
 /// temperature, `top_p`, and all others that are not neutral.
 pub(crate) fn default_parameters(model: &LoadedModel) -> Value {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, ReplyToken, ReplyTrace, Summary};
+use pellucid_generate::{CallDelta, Delta, ReplyToken, ReplyTrace, Summary};
 use pellucid_sampling::{CandidateTrace, StepTrace};
 
 use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
@@ -25,8 +25,11 @@ pub(crate) fn delta_bytes(delta: &Delta) -> usize {
     };
     let tokens = delta.tokens.iter();
     let tokens = tokens.map(|token| token_bytes(token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())));
+    let calls: usize = delta.calls.iter().map(|call| size_of::<CallDelta>() + call.arguments.len()).sum();
     // Strings and vectors that grow have up to twice their length.
-    2 * delta.text.len() + tokens.sum::<usize>() + 2 * delta.traces.iter().map(trace).sum::<usize>()
+    2 * (delta.text.len() + delta.thoughts.len() + calls)
+        + tokens.sum::<usize>()
+        + 2 * delta.traces.iter().map(trace).sum::<usize>()
 }
 
 /// Memory of a token of the reply that is reported with `num_top` log probabilities.

@@ -36,7 +36,12 @@ pub(crate) trait StreamWriter: Send {
         Ok(false)
     }
 
-    /// Writes what follows the last piece.
+    /// Whether [`StreamWriter::continue_long`] has more to write.
+    fn has_rest(&self) -> bool {
+        false
+    }
+
+    /// Writes what follows the last piece, or keeps it for [`StreamWriter::continue_long`].
     fn finish(&mut self, sampling: &Sampling, summary: &Summary, out: &mut ReplyBuffer) -> Result<(), OutOfMemory>;
 
     /// Ends a stream that has begun with an error.

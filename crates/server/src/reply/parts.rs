@@ -66,6 +66,11 @@ impl JsonParts {
         self.push(Text { text, start: 0 });
     }
 
+    /// Adds JSON that is already written, from the byte `start` on.
+    pub(crate) fn raw(&mut self, json: impl AsRef<str> + Send + 'static, start: usize) {
+        self.push(Raw { json, start });
+    }
+
     /// Adds the items of a list, separated by commas and without brackets. `write` writes one small item.
     pub(crate) fn list<I, W>(&mut self, items: I, write: W)
     where
@@ -92,6 +97,18 @@ impl JsonParts {
             Ok(()) => self.parts.push_back(part),
             Err(_) => self.is_incomplete = true,
         }
+    }
+
+    /// Whether there is nothing left to write.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.parts.is_empty() && self.tail.is_empty() && !self.is_incomplete
+    }
+
+    /// Returns all parts as one text.
+    pub(crate) fn into_text(mut self) -> Result<String, OutOfMemory> {
+        let mut text = ReplyBuffer::default();
+        self.write(usize::MAX, &mut text)?;
+        String::from_utf8(text.into_bytes()).map_err(|_| OutOfMemory)
     }
 
     /// Writes to `out` until it has `limit` bytes or a little more. Returns whether all parts are written.
@@ -133,6 +150,27 @@ impl<T: AsRef<str> + Send> Part for Text<T> {
             }
             let end = text.floor_char_boundary(self.start + TEXT_STEP);
             out.json_text(&text[self.start..end])?;
+            self.start = end;
+        }
+        Ok(true)
+    }
+}
+
+struct Raw<T> {
+    json: T,
+    /// Offset of the first byte that is not written.
+    start: usize,
+}
+
+impl<T: AsRef<str> + Send> Part for Raw<T> {
+    fn write(&mut self, limit: usize, out: &mut ReplyBuffer) -> Result<bool, OutOfMemory> {
+        let json = self.json.as_ref();
+        while self.start < json.len() {
+            if out.len() >= limit {
+                return Ok(false);
+            }
+            let end = json.floor_char_boundary(self.start + TEXT_STEP);
+            out.push(&json[self.start..end])?;
             self.start = end;
         }
         Ok(true)

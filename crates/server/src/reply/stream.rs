@@ -36,6 +36,8 @@ pub(crate) struct StreamBody {
     stopping: Pin<Box<dyn Future<Output = ()> + Send>>,
     keep_alive: Pin<Box<Sleep>>,
     has_opened: bool,
+    /// Whether the writer was told that the reply is complete.
+    has_finished: bool,
     is_over: bool,
     cut: Cut,
 }
@@ -48,6 +50,7 @@ impl StreamBody {
             stopping: Box::pin(app.drain.reached(Phase::Stopping)),
             keep_alive: Box::pin(sleep(KEEP_ALIVE)),
             has_opened: false,
+            has_finished: false,
             is_over: false,
             cut: Cut::default(),
         }
@@ -56,7 +59,8 @@ impl StreamBody {
     fn finish(&mut self, frame: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
         let Some(reply) = &mut self.reply else { return Ok(()) };
         self.writer.finish(&reply.sampling, &reply.generation.summary(), frame)?;
-        self.is_over = true;
+        self.has_finished = true;
+        self.is_over = !self.writer.has_rest();
         reply.close();
         Ok(())
     }
@@ -76,6 +80,7 @@ impl StreamBody {
         }
         while !self.is_over && frame.len() < FRAME_BYTES {
             if self.writer.continue_long(FRAME_BYTES, frame)? {
+                self.is_over = self.has_finished && !self.writer.has_rest();
                 continue;
             }
             let Some(reply) = &mut self.reply else { break };

@@ -6,3 +6,4 @@ mod support;
 mod anthropic;
 mod llama_cpp;
 mod ollama;
+mod responses;

@@ -197,6 +197,11 @@ pub(crate) struct BoundArgs {
     #[arg(long, verbatim_doc_comment, value_name = "SIZE", default_value = "256MiB", value_parser = byte_size::parse)]
     max_client_memory: u64,
 
+    /// Maximum bytes of stored responses (/v1/responses), which tenants
+    /// share; the least recently used of a tenant are dropped
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
+    max_stored_bytes: u64,
+
     /// Maximum open connections; beyond it the longest idle one is closed,
     /// or the new one gets 503. The limit of open files may allow fewer
     #[arg(long, verbatim_doc_comment, value_name = "N", default_value_t = 16_384, value_parser = number(1, 1 << 20))]
@@ -270,6 +275,7 @@ impl ServeArgs {
         Limits {
             max_body_bytes: bounds.max_body_bytes,
             max_client_memory: usize::try_from(bounds.max_client_memory).unwrap_or(usize::MAX),
+            max_stored_bytes: usize::try_from(bounds.max_stored_bytes).unwrap_or(usize::MAX),
             max_connections: bounds.max_connections,
             max_connections_per_address: bounds.max_connections_per_address,
             max_wrong_keys: self.max_wrong_keys,

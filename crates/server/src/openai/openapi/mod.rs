@@ -90,6 +90,8 @@ fn example(name: &str, model: &str) -> Option<Value> {
         "OllamaChatRequest" => json!({ "model": model, "messages": messages, "stream": false }),
         "OllamaGenerateRequest" => json!({ "model": model, "prompt": "Why is the sky blue?", "stream": false }),
         "OllamaShowRequest" => json!({ "model": model }),
+        "CreateResponseRequest" => json!({ "model": model, "input": "Why is the sky blue?", "max_output_tokens": 16 }),
+        "InputTokensRequest" => json!({ "model": model, "input": "Why is the sky blue?" }),
         "CountTokensRequest" => json!({ "model": model, "messages": messages }),
         "TokenizeRequest" => json!({ "model": model, "prompt": "The sky is" }),
         "DetokenizeRequest" => json!({ "model": model, "tokens": [1, 2, 3] }),
@@ -104,12 +106,14 @@ fn example(name: &str, model: &str) -> Option<Value> {
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 17] = [
+const STRICT: [&str; 19] = [
     "OllamaEmbedRequest",
     "EmbeddingRequest",
     "RerankRequest",
     "ChatRequest",
     "CompletionRequest",
+    "CreateResponseRequest",
+    "InputTokensRequest",
     "MessagesRequest",
     "CountTokensRequest",
     "ContentRequest",

@@ -276,11 +276,6 @@ pub(crate) struct ChunkWriter {
     padding: Option<Padding>,
 }
 
-/// Sizes in bytes to whose multiples chunks are padded, so that their size does not reveal the length of a token:
-/// `TEXT_UNIT` for short text, `LOGPROBS_UNIT` for longer content.
-const TEXT_UNIT: usize = 32;
-const LOGPROBS_UNIT: usize = 1024;
-
 impl ChunkWriter {
     pub(crate) fn new(envelope: Envelope, streaming: Streaming) -> ChunkWriter {
         let object = match envelope.dialect {
@@ -419,11 +414,8 @@ impl ChunkWriter {
             chunk.json(extension)?;
         }
         if let Some(padding) = &mut self.padding {
-            let unit = if varying > 4 * TEXT_UNIT { LOGPROBS_UNIT } else { TEXT_UNIT };
             chunk.push(",\"obfuscation\":\"")?;
-            for letter in padding.letters().take(varying.max(1).next_multiple_of(unit) - varying) {
-                chunk.push_bytes(&[letter])?;
-            }
+            chunk.push(&padding.for_len(varying))?;
             chunk.push("\"")?;
         }
         chunk.push("}")
