@@ -1,12 +1,16 @@
 //! Speculation together with everything else that the engine does, with the fake model, whose replies change if a
 //! stale or wrong position of KV memory is ever read.
 
+use std::sync::Arc;
+
 use pellucid_engine::{
     BeamParams, Control, DrafterKind, EarlyStopping, Engine, EngineOptions, Overcommit, Request, Scope,
     SpeculationOptions, TenantId,
 };
+use pellucid_sampling::TokenConstraint;
 use pellucid_selftest::Outcome;
 use pellucid_selftest::suites::speculation::drafters::{HonestDrafter, RandomDrafter, Recording};
+use pellucid_testing::{Automaton, FakeModel};
 
 use crate::support::{
     CONTEXT, Drafting, OPTIONS, VOCAB, assert_same, compare, fake, finish, fixed, prompts, replies, reply, request,
@@ -318,6 +322,51 @@ fn proposals_are_reported_and_counted() {
         total += counts.drafted;
     }
     assert_eq!(engine.stats().speculation.total().drafted, total);
+}
+
+/// Creates an engine.
+type MakeEngine<'a> = &'a dyn Fn() -> Engine;
+
+/// Free text until token 7, then a run of forced tokens, a choice, and the end or free text again.
+fn constraint() -> Arc<dyn TokenConstraint> {
+    let end = VOCAB as u32 - 1;
+    let automaton = Automaton::new(&[end]).free(&[(7, 1), (9, 1), (11, 1)]);
+    let automaton = automaton.state(&[(3, 2)]).state(&[(4, 3)]).state(&[(5, 4)]).state(&[(3, 5)]);
+    Arc::new(automaton.state(&[(1, 0), (2, 6), (6, 1)]).state(&[(8, 0)]).may_end())
+}
+
+#[test]
+fn constraints_and_forced_tokens() {
+    let mut requests = requests(24);
+    for (i, request) in requests.iter_mut().enumerate() {
+        request.constraint = Some(constraint());
+        request.sampling.end_ids = vec![VOCAB as u32 - 1];
+        request.sampling.logprobs = [None, Some(2)][i % 2];
+        request.sampling.frequency_penalty = [0.0, 0.8][i / 2 % 2];
+        request.trace = i % 5 == 4;
+        request.max_tokens = Some(10 + i);
+        request.num_choices = 1 + i % 3;
+        request.best_of = request.num_choices + usize::from(i % 4 == 3);
+    }
+    let plain = serve(&mut fake(OPTIONS, |_| ()), &requests);
+    let forced: usize = plain.iter().map(|outcome| outcome.stats.expect("it has ended").forced_tokens).sum();
+    assert!(forced > 50, "{forced} forced tokens");
+    let (expected, recording) = (replies(&plain), Recording::of(requests.iter().zip(&plain)));
+    let little = EngineOptions { num_blocks: 100, overcommit: Overcommit::Always, ..OPTIONS };
+    let digesting = |model: &mut FakeModel| (model.is_asynchronous, model.digest_len) = (true, Some(VOCAB));
+    let engines: [(&str, MakeEngine<'_>); 3] = [
+        ("whole rows", &|| fake(OPTIONS, |_| ())),
+        ("little memory", &|| fake(little, |_| ())),
+        ("look-ahead", &|| fake(OPTIONS, digesting)),
+    ];
+    // Without `compare`: drafts that nobody checks would be errors of the constraint.
+    for (name, engine) in engines {
+        for (drafting, len) in Drafting::ALL.into_iter().zip([5, 4, 3, 2, 3, 7, 6, 15]) {
+            let mut engine = engine();
+            drafting.prepare(&mut engine, &recording, len);
+            assert_same(&format!("{name}, {drafting:?}"), &replies(&serve(&mut engine, &requests)), &expected);
+        }
+    }
 }
 
 #[test]
