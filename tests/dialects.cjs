@@ -1,4 +1,5 @@
-// Tests with the official JavaScript clients of Anthropic and Ollama, run by test_dialects.py: node dialects.cjs URL KEY
+// Tests with the official JavaScript clients of Anthropic and Ollama, run by test_dialects.py:
+// node dialects.cjs URL KEY
 "use strict";
 const assert = require("node:assert/strict");
 const Anthropic = require("@anthropic-ai/sdk").default;

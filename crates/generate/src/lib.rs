@@ -15,7 +15,6 @@ mod clock;
 mod embedder;
 mod error;
 mod event_channel;
-mod fill_in;
 mod finish;
 mod generation;
 mod grammars;
@@ -33,7 +32,6 @@ pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use embedder::{LoadedEmbedder, ShorterVectors, cosine, finished_vector};
 pub use error::Error;
-pub use fill_in::FillInTokens;
 pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use grammars::Grammars;
@@ -46,7 +44,7 @@ pub use pellucid_grammar::{
     CallFormat, Error as GrammarError, FORMATS as TOOL_FORMATS, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES,
     MAX_SOURCE_BYTES,
 };
-pub use prompt::{ChatPrompt, EncodedChat, PromptEncoder, PromptEnd};
+pub use prompt::{ChatPrompt, EncodedChat, FillInTokens, PromptEncoder, PromptEnd};
 pub use reply_format::{
     CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplyPlan,
     ReplySplitter, ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError,

@@ -3,13 +3,17 @@
 //! Text of messages can never become a control token: the template renders to segments, and only segments that the
 //! template itself wrote may contain one.
 
+mod fill_in;
+
 use std::borrow::Cow;
 use std::sync::atomic::AtomicBool;
 
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, MemoryGrant, ROLES, RenderLimits, Segment, Tokenizer};
 use serde_json::{Map, Value};
 
-use crate::{Calling, Error, FillInTokens};
+use crate::{Calling, Error};
+
+pub use fill_in::FillInTokens;
 
 /// Variables that [`PromptEncoder::render`] sets itself.
 const RESERVED_VARIABLES: [&str; 5] = ["messages", "tools", "documents", "add_generation_prompt", "strftime_now"];
