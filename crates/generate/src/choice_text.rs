@@ -135,7 +135,7 @@ pub struct ChoiceText {
     reports_logprobs: bool,
     held: VecDeque<HeldToken>,
     num_tokens: usize,
-    /// Where the tokens end whose part is not known yet; see [`HeldToken::end`].
+    /// Ends of the tokens whose part is not known yet; see [`HeldToken::end`].
     undecided: VecDeque<usize>,
     num_thought_tokens: usize,
     finish: Option<Finish>,
@@ -310,8 +310,8 @@ impl ChoiceText {
         Some(Delta { finish, ..delta })
     }
 
-    /// Gives the tokens whose text was decided by the last piece their part. Text that may become a marker belongs to no
-    /// part until it is known.
+    /// Gives the tokens whose text was decided by the last piece their part. Text that may become a marker belongs to
+    /// no part until it is known.
     fn assign_parts(&mut self) {
         let Some(splitter) = &self.splitter else { return };
         let decided = self.num_decoded - splitter.num_held();

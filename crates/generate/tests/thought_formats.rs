@@ -101,8 +101,8 @@ fn unknown_tags_are_found_by_rendering() {
     assert_eq!(ThoughtMarkers::of(None, &tokenizer), None);
 }
 
-/// Settings by a part of the file's name: variables for the efforts `none` and `high`, or the reason why there are none,
-/// and the field of earlier thoughts.
+/// Settings by a part of the file's name: variables for the efforts `none` and `high`, or the reason why there are
+/// none, and the field of earlier thoughts.
 const SETTINGS: &[(&str, &str, &str, &str)] = &[
     ("Qwen3-0.6B", r#"{"enable_thinking":false}"#, r#"{"enable_thinking":true}"#, "reasoning_content"),
     ("GLM-4.6", r#"{"enable_thinking":false}"#, r#"{"enable_thinking":true}"#, "reasoning_content"),
