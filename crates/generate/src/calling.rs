@@ -48,14 +48,13 @@ impl Calling {
         let has_system = render(template, &[message("system", "s"), message("user", "u")], None)
             .is_some_and(|text| text.contains('s'));
         let usual = Calling { format, takes_text: false, no_content: NoContent::Null, has_system };
-        let shapes = [false, true].into_iter().flat_map(|takes_text| {
-            [NoContent::Null, NoContent::Empty, NoContent::Missing].map(|no_content| Calling {
-                takes_text,
-                no_content,
-                ..usual
-            })
-        });
-        shapes.into_iter().find(|shape| shape.is_rendered(template)).unwrap_or(usual)
+        let contents = [NoContent::Null, NoContent::Empty, NoContent::Missing];
+        let shape = |takes_text| move |no_content| Calling { takes_text, no_content, ..usual };
+        let shapes: Vec<Calling> = contents.map(shape(false)).into_iter().chain(contents.map(shape(true))).collect();
+        // A template that drops calls gets a shape with which it does not fail.
+        let written = shapes.iter().find(|shape| shape.is_written(template));
+        let accepted = || shapes.iter().find(|shape| shape.rendered(template).is_some());
+        written.or_else(accepted).copied().unwrap_or(usual)
     }
 
     /// Returns the format of calls.
@@ -76,8 +75,8 @@ impl Calling {
         }
     }
 
-    /// Whether the template renders calls of this shape as the reference implementation would.
-    fn is_rendered(&self, template: &ChatTemplate) -> bool {
+    /// Renders a short conversation with a call of this shape; `None` if the template fails on it.
+    fn rendered(&self, template: &ChatTemplate) -> Option<String> {
         let tools = json!([{ "type": "function", "function": { "name": "probe", "description": "d", "parameters":
             { "type": "object", "properties": { "key": { "type": "string", "description": "k" } } } } }]);
         let arguments = "{\"key\": \"value\"}";
@@ -88,8 +87,12 @@ impl Calling {
             json!({ "role": "assistant", "content": null, "tool_calls": [call] }),
             json!({ "role": "tool", "tool_call_id": "123456789", "name": "probe", "content": "result" }),
         ];
-        let shaped = self.messages((&messages[..]).into());
-        render(template, &shaped, Some(&tools)).is_some_and(|text| {
+        render(template, &self.messages((&messages[..]).into()), Some(&tools))
+    }
+
+    /// Whether the template writes calls of this shape as JSON, or in its own syntax.
+    fn is_written(&self, template: &ChatTemplate) -> bool {
+        self.rendered(template).is_some_and(|text| {
             // Python's form of a dictionary, and text that was encoded twice, are signs of the wrong shape.
             text.contains("value") && !text.contains("'key'") && !text.contains("\\\"key") && !text.contains("None")
         })
