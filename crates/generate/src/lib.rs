@@ -9,7 +9,6 @@
 #![deny(missing_docs)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
-mod calling;
 mod choice_text;
 mod clock;
 mod embedder;
@@ -27,7 +26,6 @@ mod summary;
 mod thinking;
 mod tool_messages;
 
-pub use calling::Calling;
 pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use embedder::{LoadedEmbedder, ShorterVectors, cosine, finished_vector};
@@ -46,9 +44,9 @@ pub use pellucid_grammar::{
 };
 pub use prompt::{ChatPrompt, EncodedChat, FillInTokens, PromptEncoder, PromptEnd};
 pub use reply_format::{
-    CallDelta, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart, ReplyPlan,
-    ReplySplitter, ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice, ToolError,
-    ToolRules,
+    CallDelta, Calling, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart,
+    ReplyPlan, ReplySplitter, ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice,
+    ToolError, ToolRules,
 };
 pub use summary::Summary;
 pub use thinking::Thinking;

@@ -42,7 +42,7 @@ impl LoadedModel {
     /// [`EncodedChat`](crate::EncodedChat) has it. Changes nothing for a model without thoughts.
     pub fn separate_thoughts(&self, prompt: &mut PromptRequest, ending: &str, budget: Option<usize>) {
         let Thinking { markers: Some(markers), .. } = self.thinking() else { return };
-        // Where calls have headings of their own, the reply plan decides which heading follows the thoughts.
+        // If calls have headings of their own, the reply plan decides which heading follows the thoughts.
         let has_calls = prompt.splitter.as_ref().is_some_and(ReplySplitter::has_calls);
         let is_headed = has_calls && self.calling().answer_open().is_some();
         let markers = &if is_headed { markers.without_headings() } else { markers.clone() };

@@ -3,6 +3,7 @@
 //! A format is known by its markers, which are texts such as `</think>`. They are found in the decoded text, that of
 //! control tokens included, so it makes no difference with which tokens a model spells them.
 
+mod calling;
 mod calls;
 mod marker_tokens;
 mod parts;
@@ -14,6 +15,7 @@ mod thought_formats;
 mod thoughts;
 mod tools;
 
+pub use calling::Calling;
 pub use marker_tokens::MarkerTokens;
 pub use parts::{CallDelta, PartKind, ReplyPart};
 pub use plan::ReplyPlan;
