@@ -4,6 +4,7 @@
 mod atomic_file;
 mod commands;
 mod flags;
+mod guard_service;
 mod hub;
 mod terminal;
 

@@ -267,8 +267,10 @@ impl ChoiceText {
         Delta { finish: Some(finish), ..delta }
     }
 
-    /// Ends the choice because a guard blocked it. What is held back is never shown.
-    pub(crate) fn block(&mut self, finish: Finish) {
+    /// Ends the choice because a guard blocked it. What is held back is never shown. Tokens beyond the numbers that are
+    /// given were generated while the guard judged, and do not count.
+    pub(crate) fn block(&mut self, finish: Finish, num_tokens: usize, num_thought_tokens: usize) {
+        (self.num_tokens, self.num_thought_tokens) = (num_tokens, num_thought_tokens);
         self.stream = None;
         self.held.clear();
         self.finish = Some(finish);

@@ -2,7 +2,8 @@
 //!
 //! The engine must never wait, so its end does not block when the channel is full. Instead it reports that it is not
 //! ready while the reader is [`MAX_BACKLOG`] events behind, and the engine leaves the request out of its steps. A slow
-//! reader therefore costs at most these events and its KV blocks. Control messages travel the other way.
+//! reader therefore costs at most these events and its KV blocks. Control messages travel the other way. Verdicts of
+//! guards arrive through the same channel, from the threads on which guards judge.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,6 +13,8 @@ use std::time::Instant;
 
 use pellucid_engine::{Control, Event, EventSink, fallible};
 
+use crate::{GuardError, Verdict};
+
 /// Events that a reader may be behind before its requests are held up. A step adds at most two for each sequence of a
 /// request, and one for each drafted token that it accepts. (The replies of `best_of` arrive all at once; the request's
 /// own limits bound them.)
@@ -19,6 +22,15 @@ pub(crate) const MAX_BACKLOG: usize = 64;
 
 /// An event with the number of its prompt.
 pub(crate) type PromptEvent = (usize, Event);
+
+/// Something that the reader has to process.
+#[derive(Debug)]
+pub(crate) enum ChannelEvent {
+    /// An event of the engine.
+    Engine(PromptEvent),
+    /// Guard number `guard` has judged a segment of a choice, counted over all prompts.
+    Verdict { choice: usize, guard: usize, verdict: Result<Verdict, GuardError> },
+}
 
 #[derive(Debug)]
 struct Shared {
@@ -34,9 +46,11 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     events: VecDeque<PromptEvent>,
+    /// Verdicts that were not taken. Each choice has at most one for each guard.
+    verdicts: VecDeque<(usize, usize, Result<Verdict, GuardError>)>,
     /// Prompt of the first event for which there was no memory. It and later ones are lost, and the generation fails.
     lost: Option<usize>,
-    /// Sinks that the engine still holds.
+    /// Sinks that the engine still holds, and verdicts that guards still owe.
     num_sinks: usize,
     /// The async task that waits for an event.
     waker: Option<Waker>,
@@ -67,6 +81,7 @@ impl Shared {
 pub(crate) fn channel(num_prompts: usize, reports_progress: bool) -> (Vec<Sink>, EventReceiver) {
     let state = State {
         events: VecDeque::new(),
+        verdicts: VecDeque::new(),
         lost: None,
         num_sinks: num_prompts,
         waker: None,
@@ -130,6 +145,61 @@ impl Drop for Sink {
     }
 }
 
+/// Events that a reader takes from the channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Reads {
+    All,
+    /// Only verdicts, because too much waits for them.
+    Verdicts,
+}
+
+/// Sends verdicts on one choice.
+#[derive(Debug, Clone)]
+pub(crate) struct VerdictSender {
+    choice: usize,
+    shared: Arc<Shared>,
+}
+
+impl VerdictSender {
+    /// Announces a verdict of a guard.
+    pub(crate) fn pending(&self, guard: usize) -> PendingVerdict {
+        self.shared.lock().num_sinks += 1;
+        PendingVerdict { choice: self.choice, guard, verdict: None, shared: self.shared.clone() }
+    }
+}
+
+/// A verdict that a guard owes. Dropping it without one reports that the guard failed.
+#[derive(Debug)]
+pub(crate) struct PendingVerdict {
+    choice: usize,
+    guard: usize,
+    verdict: Option<Result<Verdict, GuardError>>,
+    shared: Arc<Shared>,
+}
+
+impl PendingVerdict {
+    /// Whether the reader is still there.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.shared.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Sends the verdict.
+    pub(crate) fn set(mut self, verdict: Result<Verdict, GuardError>) {
+        self.verdict = Some(verdict);
+    }
+}
+
+impl Drop for PendingVerdict {
+    fn drop(&mut self) {
+        let failed = || Err(GuardError("it ended without a verdict".into()));
+        let verdict = self.verdict.take().unwrap_or_else(failed);
+        self.shared.notify(|state| {
+            state.num_sinks -= 1;
+            state.verdicts.push_back((self.choice, self.guard, verdict));
+        });
+    }
+}
+
 /// The reader's end. Dropping it cancels all requests of the channel.
 #[derive(Debug)]
 pub(crate) struct EventReceiver {
@@ -138,9 +208,9 @@ pub(crate) struct EventReceiver {
 
 impl EventReceiver {
     /// Returns the next event; `Ready(None)` when the engine holds no sink any more.
-    pub(crate) fn poll(&self, context: &mut Context<'_>) -> Poll<Option<PromptEvent>> {
+    pub(crate) fn poll(&self, reads: Reads, context: &mut Context<'_>) -> Poll<Option<ChannelEvent>> {
         let mut state = self.shared.lock();
-        let taken = self.take(&mut state);
+        let taken = self.take(&mut state, reads);
         if taken.is_pending() {
             state.waker = Some(context.waker().clone());
         }
@@ -148,10 +218,10 @@ impl EventReceiver {
     }
 
     /// Blocks until there is an event or `deadline` has passed: `Pending` means that it has.
-    pub(crate) fn wait(&self, deadline: Option<Instant>) -> Poll<Option<PromptEvent>> {
+    pub(crate) fn wait(&self, reads: Reads, deadline: Option<Instant>) -> Poll<Option<ChannelEvent>> {
         let mut state = self.shared.lock();
         loop {
-            let taken = self.take(&mut state);
+            let taken = self.take(&mut state, reads);
             if taken.is_ready() {
                 return taken;
             }
@@ -174,14 +244,28 @@ impl EventReceiver {
         self.shared.num_controls.fetch_add(1, Ordering::Release);
     }
 
-    fn take(&self, state: &mut State) -> Poll<Option<PromptEvent>> {
+    /// Returns what sends verdicts on a choice.
+    pub(crate) fn verdicts(&self, choice: usize) -> VerdictSender {
+        VerdictSender { choice, shared: self.shared.clone() }
+    }
+
+    fn take(&self, state: &mut State, reads: Reads) -> Poll<Option<ChannelEvent>> {
+        if let Some((choice, guard, verdict)) = state.verdicts.pop_front() {
+            return Poll::Ready(Some(ChannelEvent::Verdict { choice, guard, verdict }));
+        }
+        if reads == Reads::Verdicts {
+            return Poll::Pending;
+        }
         match state.events.pop_front() {
             Some(event) => {
                 self.shared.backlog.fetch_sub(1, Ordering::Relaxed);
-                Poll::Ready(Some(event))
+                Poll::Ready(Some(ChannelEvent::Engine(event)))
             }
             None => match state.lost {
-                Some(prompt) => Poll::Ready(Some((prompt, Event::Failed(fallible::out_of_memory())))),
+                Some(prompt) => {
+                    let failed = (prompt, Event::Failed(fallible::out_of_memory()));
+                    Poll::Ready(Some(ChannelEvent::Engine(failed)))
+                }
                 None if state.num_sinks == 0 => Poll::Ready(None),
                 None => Poll::Pending,
             },

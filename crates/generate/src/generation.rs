@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use pellucid_engine::{Control, Error, Event, Request, RequestStats, SpeculationStats, fallible};
 
-use crate::event_channel::{EventReceiver, PromptEvent, channel};
+use crate::event_channel::{ChannelEvent, EventReceiver, Reads, channel};
 use crate::prompt_replies::PromptReplies;
-use crate::{Delta, Finish, JudgedPrompt, LoadedModel, ReplySplitter, Summary, Turn};
+use crate::{Delta, Finish, GuardError, JudgedPrompt, LoadedModel, ReplySplitter, Summary, Turn, Verdict};
 
 /// One or more prompts that are submitted together.
 #[derive(Debug, Clone, Default)]
@@ -113,13 +113,13 @@ impl Generation {
         }
         let submitted = Instant::now();
         let mut prompts: Vec<PromptReplies> = fallible::with_capacity(request.prompts.len())?;
+        let (sinks, receiver) = channel(request.prompts.len(), request.reports_progress);
         let mut num_choices = 0;
         for prompt in &request.prompts {
-            let replies = PromptReplies::new(prompt, num_choices, &request.stop, model, submitted)?;
+            let replies = PromptReplies::new(prompt, num_choices, &request.stop, (model, &receiver), submitted)?;
             num_choices += replies.choices.len();
             prompts.push(replies);
         }
-        let (sinks, receiver) = channel(prompts.len(), request.reports_progress);
         let mut requests = fallible::with_capacity(prompts.len())?;
         for (mut prompt, sink) in request.prompts.into_iter().zip(sinks) {
             // Whether a reply is blocked is known after it is generated, so none of them enters the prefix cache.
@@ -146,14 +146,14 @@ impl Generation {
 
     /// Returns the next event if there is one; otherwise the task is woken when there is.
     pub fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<GenerationEvent, Error>>> {
-        self.advance(|receiver| receiver.poll(context))
+        self.advance(|receiver, reads| receiver.poll(reads, context))
     }
 
     /// Blocks until there is an event, but no longer than `timeout`: `Pending` means that the time has passed.
     pub fn next_within(&mut self, timeout: Duration) -> Poll<Option<Result<GenerationEvent, Error>>> {
         // A timeout too long for the clock is none.
         let deadline = Instant::now().checked_add(timeout);
-        self.advance(|receiver| receiver.wait(deadline))
+        self.advance(|receiver, reads| receiver.wait(reads, deadline))
     }
 
     /// Blocks until all replies are complete and returns them, one [`Delta`] for each choice.
@@ -234,7 +234,7 @@ impl Generation {
     /// Reads events with `read` until one produces something to return.
     fn advance(
         &mut self,
-        mut read: impl FnMut(&EventReceiver) -> Poll<Option<PromptEvent>>,
+        mut read: impl FnMut(&EventReceiver, Reads) -> Poll<Option<ChannelEvent>>,
     ) -> Poll<Option<Result<GenerationEvent, Error>>> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -243,15 +243,18 @@ impl Generation {
             if self.is_over() {
                 return Poll::Ready(None);
             }
-            let error = match read(&self.receiver) {
+            let is_congested = self.prompts.iter().any(PromptReplies::is_congested);
+            let reads = if is_congested { Reads::Verdicts } else { Reads::All };
+            let taken = match read(&self.receiver, reads) {
                 Poll::Pending => return Poll::Pending,
-                Poll::Ready(Some((_, Event::Failed(error)))) => error,
-                Poll::Ready(None) => Error::Stopped,
-                Poll::Ready(Some((prompt, event))) => match self.take(prompt, event) {
-                    Ok(()) => continue,
-                    Err(error) => error,
-                },
+                Poll::Ready(None) => Err(Error::Stopped),
+                Poll::Ready(Some(ChannelEvent::Engine((_, Event::Failed(error))))) => Err(error),
+                Poll::Ready(Some(ChannelEvent::Engine((prompt, event)))) => self.take(prompt, event),
+                Poll::Ready(Some(ChannelEvent::Verdict { choice, guard, verdict })) => {
+                    self.take_verdict(choice, guard, verdict)
+                }
             };
+            let Err(error) = taken else { continue };
             self.has_failed = true;
             return Poll::Ready(Some(Err(error)));
         }
@@ -270,17 +273,32 @@ impl Generation {
                 fallible::push_back(&mut self.ready, GenerationEvent::ControlApplied { prompt, output_tokens })?;
             }
             event => {
-                let choice = if let Event::Token(token) = &event { Some(token.choice) } else { None };
-                for delta in self.prompts[prompt].take(event)? {
-                    let is_stopped = matches!(delta.finish, Some(Finish::StopString(_) | Finish::ContentFilter { .. }));
-                    // A generation that is complete is dropped, which ends the rest of its requests.
-                    if let Some(choice) = choice.filter(|_| is_stopped && !self.is_complete()) {
-                        self.receiver.control(prompt, Control::End { choice });
-                    }
-                    if !delta.is_empty() {
-                        fallible::push_back(&mut self.ready, GenerationEvent::Delta(delta))?;
-                    }
-                }
+                let may_go_on = matches!(event, Event::Token(_));
+                let deltas = self.prompts[prompt].take(event)?;
+                self.add(prompt, deltas, may_go_on)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take_verdict(&mut self, choice: usize, guard: usize, verdict: Result<Verdict, GuardError>) -> Result<(), Error> {
+        let found = self.prompts.iter().position(|prompt| prompt.has_choice(choice));
+        let prompt = found.ok_or_else(|| Error::Internal("a verdict on an unknown choice".into()))?;
+        let deltas = self.prompts[prompt].take_verdict(choice, guard, verdict);
+        self.add(prompt, deltas, true)
+    }
+
+    /// Adds pieces to return. `may_go_on` says that the engine may still generate for a choice that ends here.
+    fn add(&mut self, prompt: usize, deltas: Vec<Delta>, may_go_on: bool) -> Result<(), Error> {
+        for delta in deltas {
+            let is_stopped = matches!(delta.finish, Some(Finish::StopString(_) | Finish::ContentFilter { .. }));
+            // A generation that is complete is dropped, which ends the rest of its requests.
+            if is_stopped && may_go_on && !self.is_complete() {
+                let choice = self.prompts[prompt].local(delta.choice);
+                self.receiver.control(prompt, Control::End { choice });
+            }
+            if !delta.is_empty() {
+                fallible::push_back(&mut self.ready, GenerationEvent::Delta(delta))?;
             }
         }
         Ok(())
@@ -292,7 +310,7 @@ impl Iterator for Generation {
 
     /// Blocks until there is an event.
     fn next(&mut self) -> Option<Self::Item> {
-        match self.advance(|receiver| receiver.wait(None)) {
+        match self.advance(|receiver, reads| receiver.wait(reads, None)) {
             Poll::Ready(event) => event,
             // Without a timeout the receiver never gives up.
             Poll::Pending => None,

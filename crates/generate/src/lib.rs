@@ -34,8 +34,9 @@ pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use grammars::Grammars;
 pub use guard::{
-    Guard, GuardCount, GuardError, Guards, JudgedPrompt, Judging, MAX_MATCH_BYTES, OnGuardError, Passage, PatternError,
-    PatternGuard, PromptText, Refusal, ReplyScanner, Scan, Turn, Verdict, VerdictKind,
+    Guard, GuardCount, GuardError, Guards, JudgedPrompt, Judging, MAX_MATCH_BYTES, ModelGuard, OnGuardError, Passage,
+    PatternError, PatternGuard, PromptText, Refusal, ReplyScanner, ReplyText, SEGMENT_CHARACTERS, Scan, Turn, Verdict,
+    VerdictFormat, VerdictKind,
 };
 pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{

@@ -11,10 +11,11 @@ use pellucid_sampling::Logprobs;
 use pellucid_tokenizer::{TextStream, Tokenizer};
 
 use crate::choice_text::TextRules;
+use crate::event_channel::EventReceiver;
 use crate::generation::PromptRequest;
-use crate::guard::GuardedChoice;
+use crate::guard::{GuardedChoice, Piece};
 use crate::summary::Timing;
-use crate::{ChoiceText, Delta, Finish, LoadedModel, PartKind, ReplyToken, ReplyTrace};
+use crate::{ChoiceText, Delta, Finish, GuardError, LoadedModel, PartKind, ReplyToken, ReplyTrace, Verdict};
 
 #[derive(Debug)]
 pub(crate) struct PromptReplies {
@@ -50,7 +51,7 @@ impl PromptReplies {
         prompt: &PromptRequest,
         first_choice: usize,
         stop: &[String],
-        model: &LoadedModel,
+        (model, receiver): (&LoadedModel, &EventReceiver),
         submitted: Instant,
     ) -> Result<PromptReplies, Error> {
         let (request, tokenizer) = (&prompt.request, &model.tokenizer);
@@ -68,10 +69,12 @@ impl PromptReplies {
         let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
         let choices = first_choice..first_choice + num_choices;
         Ok(PromptReplies {
-            guarded: if model.guards.is_empty() {
-                Vec::new()
-            } else {
-                choices.clone().map(|_| GuardedChoice::new(&model.guards)).collect()
+            guarded: match prompt.judged.as_ref().filter(|_| !model.guards.is_empty()) {
+                None => Vec::new(),
+                Some(judged) => {
+                    let guard = |i| GuardedChoice::new(&model.guards, judged.text(), &receiver.verdicts(i));
+                    choices.clone().map(guard).collect()
+                }
             },
             first_choice,
             choices: choices.map(|choice| ChoiceText::new(choice, stream.clone(), rules)).collect(),
@@ -118,16 +121,52 @@ impl PromptReplies {
             return deltas;
         }
         let mut passed = Vec::new();
-        for delta in deltas {
-            let choice = delta.choice - self.first_choice;
-            for delta in self.guarded[choice].push(delta) {
-                if let Some(finish @ Finish::ContentFilter { .. }) = &delta.finish {
-                    self.choices[choice].block(finish.clone());
-                }
-                passed.push(delta);
-            }
+        for delta in deltas.into_iter().filter(|delta| !delta.is_empty()) {
+            let choice = self.local(delta.choice);
+            let text = &self.choices[choice];
+            let (num_tokens, num_thought_tokens) = (text.num_tokens(), text.num_thought_tokens());
+            let pieces = self.guarded[choice].push(Piece { delta, num_tokens, num_thought_tokens });
+            passed.extend(self.show(choice, pieces));
         }
         passed
+    }
+
+    /// Returns pieces that the guards have passed, and ends the choice if they block it.
+    fn show(&mut self, choice: usize, pieces: Vec<Piece>) -> Vec<Delta> {
+        let show = |piece: Piece| {
+            if let Some(finish @ Finish::ContentFilter { .. }) = &piece.delta.finish {
+                self.choices[choice].block(finish.clone(), piece.num_tokens, piece.num_thought_tokens);
+            }
+            piece.delta
+        };
+        pieces.into_iter().map(show).collect()
+    }
+
+    /// Takes the verdict of guard number `guard` on a choice, counted over all prompts.
+    pub(crate) fn take_verdict(
+        &mut self,
+        choice: usize,
+        guard: usize,
+        verdict: Result<Verdict, GuardError>,
+    ) -> Vec<Delta> {
+        let choice = self.local(choice);
+        let pieces = self.guarded[choice].take_verdict(guard, verdict);
+        self.show(choice, pieces)
+    }
+
+    /// Whether a choice, counted over all prompts, belongs to this prompt.
+    pub(crate) fn has_choice(&self, choice: usize) -> bool {
+        (self.first_choice..self.first_choice + self.choices.len()).contains(&choice)
+    }
+
+    /// Number of a choice among those of this prompt.
+    pub(crate) fn local(&self, choice: usize) -> usize {
+        choice - self.first_choice
+    }
+
+    /// Whether so much waits for verdicts that no more events of the engine may be read.
+    pub(crate) fn is_congested(&self) -> bool {
+        self.guarded.iter().any(GuardedChoice::is_congested)
     }
 
     fn decode(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
@@ -167,6 +206,9 @@ impl PromptReplies {
     /// Whether nothing more will be shown. A choice that ended at a stop string or at a guard does not wait for the
     /// engine.
     pub(crate) fn is_over(&self) -> bool {
+        if self.guarded.iter().any(GuardedChoice::holds_pieces) {
+            return false;
+        }
         let has_stopped =
             |choice: &ChoiceText| matches!(choice.finish(), Some(Finish::StopString(_) | Finish::ContentFilter { .. }));
         // Ranked replies wait for the engine's numbers, which count more tokens than are shown.

@@ -3,10 +3,12 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pellucid_generate::{
-    Delta, Finish, Generation, GenerationEvent, GenerationRequest, Guards, LoadedModel, OnGuardError, PatternGuard,
-    PromptRequest, Refusal, Summary,
+    Delta, Finish, Generation, GenerationEvent, GenerationRequest, Guard, GuardError, Guards, LoadedModel, ModelGuard,
+    OnGuardError, PatternGuard, PromptRequest, PromptText, Refusal, ReplyText, SEGMENT_CHARACTERS, Summary, Verdict,
+    VerdictFormat,
 };
 use support::{model, request};
 
@@ -118,4 +120,91 @@ fn replies_of_guarded_models_do_not_enter_the_prefix_cache() {
     // Positive control: without a guard, the reply is found.
     let (prompt_len, whole, found) = cached(&model());
     assert!(found > prompt_len && found < whole);
+}
+
+/// A guard that takes its time and judges replies by their length.
+#[derive(Debug)]
+struct Slow {
+    /// Characters from which on a reply is blocked.
+    from: usize,
+    fails: bool,
+}
+
+impl Guard for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn judge_prompt(&self, _: &PromptText) -> Result<Verdict, GuardError> {
+        Ok(Verdict::Pass)
+    }
+
+    fn judge_reply(&self, prompt: &PromptText, reply: &ReplyText) -> Result<Verdict, GuardError> {
+        assert_eq!(prompt.text, "hello");
+        std::thread::sleep(Duration::from_millis(2));
+        if reply.answer.chars().count() < self.from {
+            return Ok(Verdict::Pass);
+        }
+        if self.fails { Err(GuardError("tired".into())) } else { Ok(Verdict::Block("long".into())) }
+    }
+}
+
+fn slow(from: usize, fails: bool, on_error: OnGuardError) -> LoadedModel {
+    // The patterns in front of it must not change what the slow guard sees.
+    let patterns = PatternGuard::parse("never found").unwrap();
+    LoadedModel { guards: Guards::new(vec![Arc::new(patterns), Arc::new(Slow { from, fails })], on_error), ..model() }
+}
+
+#[test]
+fn a_guard_that_judges_segments_blocks_at_the_same_place_however_long_it_takes() {
+    let long = |model: &LoadedModel| {
+        let mut prompt = PromptRequest::text(request(model, "hello", 1200));
+        prompt.request.sampling.logprobs = Some(0);
+        prompt
+    };
+    let plain = model();
+    let whole = reply(&plain, long(&plain)).0.remove(0);
+    assert!(whole.text.chars().count() > 4 * SEGMENT_CHARACTERS);
+    let blocking = slow(2 * SEGMENT_CHARACTERS + 20, false, OnGuardError::Closed);
+    let runs: Vec<_> = (0..3).map(|_| reply(&blocking, long(&blocking))).collect();
+    for (replies, summary) in &runs {
+        let blocked = &replies[0];
+        assert!(whole.text.starts_with(&blocked.text));
+        let len = blocked.text.chars().count();
+        assert!((2 * SEGMENT_CHARACTERS..2 * SEGMENT_CHARACTERS + 20).contains(&len), "{len}");
+        assert_eq!(blocked.finish, Some(Finish::ContentFilter { guard: "slow", rule: "long".into() }));
+        assert_eq!(blocked.tokens, whole.tokens[..blocked.tokens.len()]);
+        assert_eq!((&blocked.text, summary.completion_tokens), (&runs[0].0[0].text, runs[0].1.completion_tokens));
+    }
+    // A guard that never blocks changes nothing.
+    let passing = slow(usize::MAX, false, OnGuardError::Closed);
+    let passed = reply(&passing, long(&passing)).0.remove(0);
+    assert_eq!((passed.text, passed.tokens, passed.finish), (whole.text, whole.tokens, whole.finish));
+}
+
+#[test]
+fn a_guard_that_fails_in_a_reply_closes_or_opens() {
+    let prompt = |model: &LoadedModel| PromptRequest::text(request(model, "hello", 100));
+    let plain = model();
+    let whole = reply(&plain, prompt(&plain)).0.remove(0);
+    let closed = slow(0, true, OnGuardError::Closed);
+    let blocked = reply(&closed, prompt(&closed)).0.remove(0);
+    let rule = "the guard failed: tired".into();
+    assert_eq!((blocked.text.as_str(), blocked.finish), ("", Some(Finish::ContentFilter { guard: "slow", rule })));
+    let open = slow(0, true, OnGuardError::Open);
+    assert_eq!(reply(&open, prompt(&open)).0.remove(0).text, whole.text);
+    let failed = |model: &LoadedModel| model.guards.counts().last().unwrap().count;
+    assert!(failed(&closed) == 1 && failed(&open) >= 1);
+}
+
+#[test]
+fn a_model_gives_one_of_two_verdicts() {
+    let guard = ModelGuard::new(model(), Duration::from_secs(60)).unwrap();
+    assert_eq!(guard.format(), VerdictFormat::Instructed);
+    let guarded = LoadedModel { guards: Guards::new(vec![Arc::new(guard)], OnGuardError::Closed), ..model() };
+    // The model without weights gives an arbitrary verdict, but one that can be read, and always the same.
+    let verdict = || guarded.judge(&mut GenerationRequest::new(prompt(&guarded)));
+    let first = verdict();
+    assert!(matches!(first, Ok(()) | Err(Refusal::Blocked { guard: "model", .. })), "{first:?}");
+    assert_eq!(verdict(), first);
 }

@@ -42,8 +42,8 @@ pub use pellucid_engine::{
     SpeculationStats, TenantId,
 };
 pub use pellucid_generate::{
-    Delta, Finish, Guard, GuardError, Guards, OnGuardError, Passage, PatternGuard, PromptText, Refusal, ReplyScanner,
-    ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Turn, Verdict, cosine,
+    Delta, Finish, Guard, GuardError, Guards, ModelGuard, OnGuardError, Passage, PatternGuard, PromptText, Refusal,
+    ReplyScanner, ReplyText, ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Turn, Verdict, cosine,
 };
 pub use pellucid_model::Pooling;
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};

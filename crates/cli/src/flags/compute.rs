@@ -26,7 +26,7 @@ use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
 use crate::terminal::log;
 
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Computing")]
 pub(crate) struct ComputeArgs {
     /// Device that computes: auto, cpu, cuda or cuda:N
@@ -89,6 +89,11 @@ impl ComputeArgs {
     ) -> Result<Loaded> {
         let builder = speculation.apply(template.apply(self.builder(path, hub)?)?, hub)?;
         self.load(builder.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
+    }
+
+    /// Returns the flags for the model of a guard: those about context and KV memory hold for the guarded model.
+    pub(crate) fn for_guard(&self) -> ComputeArgs {
+        ComputeArgs { context: None, kv_memory: None, ..self.clone() }
     }
 
     /// Returns a builder with these flags.

@@ -2,11 +2,24 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pellucid_generate::{Guard, Guards, OnGuardError, PatternGuard};
+use pellucid_engine::Overcommit;
+use pellucid_generate::{Guard, Guards, ModelGuard, OnGuardError, PatternGuard};
 
+use super::compute::ComputeArgs;
 use super::usage_error::OrUsage;
+use crate::guard_service::GuardService;
+use crate::hub::Hub;
+use crate::terminal::format::bytes_text;
+
+/// Maximum context of a guard's model. Its policy and a conversation have to fit.
+const MAX_CONTEXT: usize = 8192;
+/// Verdicts that a guard's model computes at once; each may take a whole context of KV memory.
+const MAX_SEQUENCES: usize = 2;
+/// Verdicts that may wait for a guard's model.
+const MAX_WAITING: usize = 1024;
 
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Guard")]
@@ -15,6 +28,19 @@ pub(crate) struct GuardArgs {
     /// matches, one on each line
     #[arg(long, verbatim_doc_comment, value_name = "FILE")]
     guard_patterns: Option<PathBuf>,
+
+    /// Ask this model about prompts and replies, on the same device: Llama
+    /// Guard, Qwen3Guard, or any model that can chat
+    #[arg(long, verbatim_doc_comment, value_name = "MODEL")]
+    guard_model: Option<String>,
+
+    /// Ask this HTTP service about prompts and replies
+    #[arg(long, value_name = "URL", value_parser = url)]
+    guard_url: Option<String>,
+
+    /// Maximum seconds until a guard's model or service gives its verdict
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=600))]
+    guard_timeout: u64,
 
     /// Text that a guard could not judge: closed (blocked) or open (passed)
     #[arg(long, value_name = "HOW", value_enum, default_value_t, hide_possible_values = true)]
@@ -29,19 +55,75 @@ enum OnErrorArg {
     Open,
 }
 
+/// Guards that are ready, and what to tell about them.
+#[derive(Debug, Default)]
+pub(crate) struct OpenGuards {
+    pub(crate) guards: Guards,
+    /// One line for each guard.
+    pub(crate) notes: Vec<String>,
+    /// Identifies the settings that decide what is blocked; empty without guards.
+    pub(crate) fingerprint: String,
+}
+
 impl GuardArgs {
-    /// Returns the guards of the flags. Their files are read before a model is loaded.
-    pub(crate) fn open(&self) -> Result<Guards> {
+    /// Opens the guards of the flags. A guard's model is loaded before the model that it guards, whose KV memory then
+    /// takes what is left.
+    pub(crate) fn open(&self, compute: &ComputeArgs, hub: &Hub) -> Result<OpenGuards> {
+        let mut open = OpenGuards::default();
         let mut guards: Vec<Arc<dyn Guard>> = Vec::new();
         if let Some(path) = &self.guard_patterns {
             let what = || format!("--guard-patterns {}", path.display());
             let text = std::fs::read_to_string(path).with_context(what).or_usage()?;
-            guards.push(Arc::new(PatternGuard::parse(&text).with_context(what).or_usage()?));
+            let guard = PatternGuard::parse(&text).with_context(what).or_usage()?;
+            open.notes.push(format!("guard: {} patterns of {}", guard.num_patterns(), path.display()));
+            open.fingerprint += &format!("patterns {text}\0");
+            guards.push(Arc::new(guard));
+        }
+        if let Some(name) = &self.guard_model {
+            let (guard, note) = self.open_model(name, compute, hub).with_context(|| format!("--guard-model {name}"))?;
+            open.notes.push(note);
+            open.fingerprint += &format!("model {name}\0");
+            guards.push(Arc::new(guard));
+        }
+        if let Some(url) = &self.guard_url {
+            open.notes.push(format!("guard: the service {url}"));
+            open.fingerprint += &format!("service {url}\0");
+            guards.push(Arc::new(GuardService::new(url.clone(), self.timeout())));
         }
         let on_error = match self.guard_on_error {
             OnErrorArg::Closed => OnGuardError::Closed,
             OnErrorArg::Open => OnGuardError::Open,
         };
-        Ok(Guards::new(guards, on_error))
+        open.guards = Guards::new(guards, on_error);
+        Ok(open)
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs(self.guard_timeout)
+    }
+
+    fn open_model(&self, name: &str, compute: &ComputeArgs, hub: &Hub) -> Result<(ModelGuard, String)> {
+        let path = hub.resolve(Some(name))?;
+        let own = pellucid_model::read_config(&compute.checkpoint(&path, hub)?)?.context_len;
+        let compute = compute.for_guard();
+        let builder = (compute.builder(&path, hub)?)
+            .context(own.min(MAX_CONTEXT))
+            .max_sequences(MAX_SEQUENCES)
+            .max_waiting(MAX_WAITING)
+            .overcommit(Overcommit::Never);
+        let loaded = compute.load(builder)?;
+        let (weights, kv) = (loaded.info.weight_bytes, loaded.info.kv_memory.bytes());
+        let guard = ModelGuard::new(loaded.model, self.timeout())?;
+        let format = guard.format().name();
+        let (weights, kv) = (bytes_text(weights), bytes_text(kv));
+        Ok((guard, format!("guard: the model {name} ({format}), {weights} of weights, {kv} of keys and values")))
+    }
+}
+
+fn url(text: &str) -> Result<String, String> {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    match rest {
+        Some(rest) if !rest.is_empty() && !rest.starts_with('/') => Ok(text.to_owned()),
+        _ => Err("expected an address such as http://127.0.0.1:9000/judge".into()),
     }
 }

@@ -3,11 +3,31 @@
 //! Guards form a line: pieces that one guard passes go to the next. When a guard blocks, the pieces before the blocked
 //! ones still have to pass the guards behind it, and a last piece without content ends the choice. Pieces are passed or
 //! blocked as a whole, so text, log probabilities and traces of a token stay together.
+//!
+//! A guard with a scanner judges each piece at once. Others judge segments of [`SEGMENT_CHARACTERS`] on a thread of
+//! their own; where segments end depends on the text alone, so a reply ends at the same piece however long verdicts
+//! take.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
-use super::{Guards, Passage, ReplyScanner, Scan, VerdictKind};
+use super::reply_text::{ReplyText, num_characters};
+use super::{GuardError, Guards, OnGuardError, Passage, PromptText, ReplyScanner, Scan, Verdict, VerdictKind};
+use crate::event_channel::VerdictSender;
 use crate::{Delta, Finish};
+
+/// Characters of a reply after which a guard without a scanner judges it again. The last segment may be shorter.
+pub const SEGMENT_CHARACTERS: usize = 240;
+/// Pieces that may wait for a verdict before no more events of the engine are read.
+const MAX_WAITING_PIECES: usize = 1024;
+
+/// A piece with the number of tokens that the choice had when it was made.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(crate) delta: Delta,
+    pub(crate) num_tokens: usize,
+    pub(crate) num_thought_tokens: usize,
+}
 
 /// The guards of one choice; see the head of the file.
 #[derive(Debug)]
@@ -16,16 +36,39 @@ pub(crate) struct GuardedChoice {
 }
 
 impl GuardedChoice {
-    pub(crate) fn new(guards: &Guards) -> GuardedChoice {
-        GuardedChoice { stages: (0..guards.len()).map(|number| Stage::new(guards, number)).collect() }
+    /// Returns the guards of a choice whose prompt they have passed; verdicts arrive through `verdicts`.
+    pub(crate) fn new(guards: &Guards, prompt: &Arc<PromptText>, verdicts: &VerdictSender) -> GuardedChoice {
+        let stage = |number| Stage::new(guards, number, prompt, verdicts);
+        GuardedChoice { stages: (0..guards.len()).map(stage).collect() }
     }
 
     /// Adds the next piece and returns those that every guard has passed. The last one has a finish:
     /// [`Finish::ContentFilter`] if the choice is blocked.
-    pub(crate) fn push(&mut self, delta: Delta) -> Vec<Delta> {
-        self.stages
-            .iter_mut()
-            .fold(vec![delta], |passed, stage| passed.into_iter().flat_map(|d| stage.push(d)).collect())
+    pub(crate) fn push(&mut self, piece: Piece) -> Vec<Piece> {
+        self.pass_on(0, vec![piece])
+    }
+
+    /// Takes the verdict of guard number `stage` on the segment that it judged.
+    pub(crate) fn take_verdict(&mut self, stage: usize, verdict: Result<Verdict, GuardError>) -> Vec<Piece> {
+        let passed = self.stages[stage].take_verdict(verdict);
+        self.pass_on(stage + 1, passed)
+    }
+
+    /// Whether pieces are held back.
+    pub(crate) fn holds_pieces(&self) -> bool {
+        self.stages.iter().any(|stage| !stage.held.is_empty())
+    }
+
+    /// Whether so much waits for a verdict that the engine has to wait as well.
+    pub(crate) fn is_congested(&self) -> bool {
+        self.stages.iter().any(|stage| stage.is_waiting() && stage.held.len() >= MAX_WAITING_PIECES)
+    }
+
+    fn pass_on(&mut self, first: usize, mut pieces: Vec<Piece>) -> Vec<Piece> {
+        for stage in &mut self.stages[first..] {
+            pieces = pieces.into_iter().flat_map(|piece| stage.push(piece)).collect();
+        }
+        pieces
     }
 }
 
@@ -35,71 +78,178 @@ struct Stage {
     guards: Guards,
     /// Number of the guard in the list.
     number: usize,
-    scanner: Box<dyn ReplyScanner>,
-    held: VecDeque<Delta>,
+    judge: Judge,
+    held: VecDeque<Piece>,
     /// Number of the first piece that is held.
     first_held: usize,
     is_over: bool,
 }
 
+#[derive(Debug)]
+enum Judge {
+    Scanner(Box<dyn ReplyScanner>),
+    Segments(Segments),
+}
+
+/// The text of a choice for a guard that judges it segment by segment.
+#[derive(Debug)]
+struct Segments {
+    prompt: Arc<PromptText>,
+    verdicts: VerdictSender,
+    /// Text up to the end of the last segment that the guard was given.
+    reply: ReplyText,
+    /// Held pieces of that segment.
+    num_given: usize,
+    is_waiting: bool,
+}
+
 impl Stage {
-    fn new(guards: &Guards, number: usize) -> Stage {
-        let scanner = guards.guard(number).begin_reply();
-        Stage { guards: guards.clone(), number, scanner, held: VecDeque::new(), first_held: 0, is_over: false }
+    fn new(guards: &Guards, number: usize, prompt: &Arc<PromptText>, verdicts: &VerdictSender) -> Stage {
+        let judge = match guards.guard(number).scanner() {
+            Some(scanner) => Judge::Scanner(scanner),
+            None => Judge::Segments(Segments {
+                prompt: prompt.clone(),
+                verdicts: verdicts.clone(),
+                reply: ReplyText::default(),
+                num_given: 0,
+                is_waiting: false,
+            }),
+        };
+        Stage { guards: guards.clone(), number, judge, held: VecDeque::new(), first_held: 0, is_over: false }
     }
 
-    fn push(&mut self, delta: Delta) -> Vec<Delta> {
+    fn is_waiting(&self) -> bool {
+        matches!(&self.judge, Judge::Segments(segments) if segments.is_waiting)
+    }
+
+    fn push(&mut self, piece: Piece) -> Vec<Piece> {
         if self.is_over {
             return Vec::new();
         }
-        let (choice, is_last) = (delta.choice, delta.finish.is_some());
-        let scan = self.scan(&delta, is_last);
-        self.held.push_back(delta);
-        match scan {
-            Scan::Passed(end) => {
-                let passed = self.release(end);
-                if is_last {
-                    self.is_over = true;
-                    self.guards.count(self.number, VerdictKind::ReplyPassed);
-                }
-                passed
-            }
-            Scan::Blocked { from, rule } => {
-                self.is_over = true;
-                self.guards.count(self.number, VerdictKind::ReplyBlocked);
-                let guard = self.guards.guard(self.number).name();
-                let mut passed = self.release(from);
-                self.held.clear();
-                passed.push(Delta { finish: Some(Finish::ContentFilter { guard, rule }), ..Delta::new(choice) });
-                passed
-            }
-        }
-    }
-
-    /// Lets the guard see a piece.
-    fn scan(&mut self, delta: &Delta, is_last: bool) -> Scan {
         let number = self.first_held + self.held.len();
-        let mut scan = Scan::Passed(if self.held.is_empty() { number + 1 } else { self.first_held });
-        for (passage, text) in texts(delta) {
-            scan = self.scanner.push(number, passage, text);
-            if matches!(scan, Scan::Blocked { .. }) {
-                return scan;
-            }
-        }
-        if !is_last {
-            return scan;
-        }
-        match self.scanner.finish() {
-            Scan::Passed(_) => Scan::Passed(number + 1),
-            blocked => blocked,
+        self.held.push_back(piece);
+        let Judge::Scanner(scanner) = &mut self.judge else { return self.give_segment() };
+        match scan(&mut **scanner, number, self.first_held, &self.held[self.held.len() - 1].delta) {
+            Scan::Passed(end) => self.pass(end),
+            Scan::Blocked { from, rule } => self.block(from, rule, VerdictKind::ReplyBlocked),
         }
     }
 
-    /// Returns the held pieces before number `end`.
-    fn release(&mut self, end: usize) -> Vec<Delta> {
+    /// Gives the guard the next segment, if there is a whole one and no verdict is outstanding. Returns the pieces that
+    /// need no verdict.
+    fn give_segment(&mut self) -> Vec<Piece> {
+        let Judge::Segments(segments) = &mut self.judge else { return Vec::new() };
+        if segments.is_waiting {
+            return Vec::new();
+        }
+        let (mut num_new, mut is_whole) = (0, false);
+        segments.num_given = 0;
+        for piece in &self.held {
+            num_new += num_characters(&piece.delta);
+            segments.num_given += 1;
+            is_whole = num_new >= SEGMENT_CHARACTERS || piece.delta.finish.is_some();
+            if is_whole {
+                break;
+            }
+        }
+        if !is_whole {
+            return Vec::new();
+        }
+        if num_new == 0 {
+            // All text was judged before.
+            let end = self.first_held + segments.num_given;
+            return self.pass(end);
+        }
+        let given = self.held.iter().take(segments.num_given);
+        let added = given.into_iter().try_for_each(|piece| segments.reply.add(&piece.delta));
+        if let Err(error) = added {
+            return self.fail(&GuardError(error.to_string()));
+        }
+        segments.is_waiting = true;
+        let (prompt, reply) = (segments.prompt.clone(), segments.reply.clone());
+        self.guards.judge_reply_apart(self.number, prompt, reply, segments.verdicts.pending(self.number));
+        Vec::new()
+    }
+
+    fn take_verdict(&mut self, verdict: Result<Verdict, GuardError>) -> Vec<Piece> {
+        let Judge::Segments(segments) = &mut self.judge else { return Vec::new() };
+        segments.is_waiting = false;
+        if self.is_over {
+            return Vec::new();
+        }
+        match verdict {
+            Ok(Verdict::Pass) => self.pass_segment(),
+            Ok(Verdict::Block(rule)) => self.block(self.first_held, rule, VerdictKind::ReplyBlocked),
+            Err(error) => self.fail(&error),
+        }
+    }
+
+    /// Releases the segment that was judged, and gives the guard the next one.
+    fn pass_segment(&mut self) -> Vec<Piece> {
+        let Judge::Segments(segments) = &self.judge else { return Vec::new() };
+        let end = self.first_held + segments.num_given;
+        let mut passed = self.pass(end);
+        passed.extend(self.give_segment());
+        passed
+    }
+
+    /// Blocks or passes a segment that could not be judged.
+    fn fail(&mut self, error: &GuardError) -> Vec<Piece> {
+        if self.guards.on_error() == OnGuardError::Open {
+            self.guards.count(self.number, VerdictKind::ReplyFailed);
+            return self.pass_segment();
+        }
+        self.block(self.first_held, format!("the guard failed: {error}"), VerdictKind::ReplyFailed)
+    }
+
+    /// Releases the held pieces before number `end`.
+    fn pass(&mut self, end: usize) -> Vec<Piece> {
         let num_passed = end.saturating_sub(self.first_held).min(self.held.len());
         self.first_held += num_passed;
-        self.held.drain(..num_passed).collect()
+        let passed: Vec<Piece> = self.held.drain(..num_passed).collect();
+        if passed.last().is_some_and(|piece| piece.delta.finish.is_some()) {
+            self.is_over = true;
+            self.held.clear();
+            self.guards.count(self.number, VerdictKind::ReplyPassed);
+        }
+        passed
+    }
+
+    /// Releases the held pieces before number `from`, and ends the choice after them.
+    fn block(&mut self, from: usize, rule: String, kind: VerdictKind) -> Vec<Piece> {
+        self.guards.count(self.number, kind);
+        // The tokens up to the decision count: those of the segment, or of the piece that completed a match.
+        let last = match &self.judge {
+            Judge::Scanner(_) => self.held.back(),
+            Judge::Segments(segments) => self.held.get(segments.num_given.saturating_sub(1)),
+        };
+        let (choice, num_tokens, num_thought_tokens) =
+            last.map_or((0, 0, 0), |last| (last.delta.choice, last.num_tokens, last.num_thought_tokens));
+        let finish = Finish::ContentFilter { guard: self.guards.guard(self.number).name(), rule };
+        let mut passed = self.pass(from);
+        self.is_over = true;
+        self.held.clear();
+        let delta = Delta { finish: Some(finish), ..Delta::new(choice) };
+        passed.push(Piece { delta, num_tokens, num_thought_tokens });
+        passed
+    }
+}
+
+/// Lets a scanner see piece `number`.
+fn scan(scanner: &mut dyn ReplyScanner, number: usize, first_held: usize, delta: &Delta) -> Scan {
+    let mut scan = Scan::Passed(if number == first_held { number + 1 } else { first_held });
+    for (passage, text) in texts(delta) {
+        scan = scanner.push(number, passage, text);
+        if matches!(scan, Scan::Blocked { .. }) {
+            return scan;
+        }
+    }
+    if delta.finish.is_none() {
+        return scan;
+    }
+    match scanner.finish() {
+        Scan::Passed(_) => Scan::Passed(number + 1),
+        blocked => blocked,
     }
 }
 

@@ -8,8 +8,9 @@ use std::task::{Context, Poll};
 use pellucid_tokenizer::Tokenizer;
 
 use super::threads::{GuardThreads, Promise, promise};
-use super::{Guard, GuardError, PromptText, Verdict};
+use super::{Guard, GuardError, PromptText, ReplyText, Verdict};
 use crate::PromptRequest;
+use crate::event_channel::PendingVerdict;
 
 /// Fate of a text that a guard could not judge.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -118,7 +119,22 @@ pub enum Refusal {
 
 /// A prompt that every guard has passed. Only [`Guards`] makes one.
 #[derive(Debug, Clone)]
-pub struct JudgedPrompt(());
+pub struct JudgedPrompt {
+    /// Text of the prompt, for guards that judge replies together with it; empty if there are none.
+    pub(super) text: Arc<PromptText>,
+}
+
+impl JudgedPrompt {
+    /// Returns the text of the prompt for the guards of its replies.
+    pub(crate) fn text(&self) -> &Arc<PromptText> {
+        &self.text
+    }
+
+    /// Bytes that it holds.
+    pub fn held_bytes(&self) -> usize {
+        self.text.text.len() + self.text.turns.iter().map(|turn| turn.text.len()).sum::<usize>()
+    }
+}
 
 impl Guards {
     /// Returns guards that judge in this order.
@@ -148,10 +164,10 @@ impl Guards {
     }
 
     /// Lets every guard judge a prompt. May take long.
-    pub fn judge_prompt(&self, prompt: &PromptText) -> Result<JudgedPrompt, Refusal> {
+    pub fn judge_prompt(&self, prompt: PromptText) -> Result<JudgedPrompt, Refusal> {
         for (number, entry) in self.entries.iter().enumerate() {
             let guard = entry.guard.name();
-            match entry.guard.judge_prompt(prompt) {
+            match entry.guard.judge_prompt(&prompt) {
                 Ok(Verdict::Pass) => self.count(number, VerdictKind::PromptPassed),
                 Ok(Verdict::Block(rule)) => {
                     self.count(number, VerdictKind::PromptBlocked);
@@ -165,14 +181,15 @@ impl Guards {
                 }
             }
         }
-        Ok(JudgedPrompt(()))
+        let is_needed = self.entries.iter().any(|entry| entry.guard.scanner().is_none());
+        Ok(JudgedPrompt { text: Arc::new(if is_needed { prompt } else { prompt.without_text() }) })
     }
 
     /// Judges the prompts that were not judged yet.
     pub(crate) fn judge_all(&self, prompts: &mut [PromptRequest], tokenizer: &Tokenizer) -> Result<(), Refusal> {
         for prompt in prompts.iter_mut().filter(|prompt| prompt.judged.is_none()) {
-            let text = PromptText::new(&prompt.request.prompt, std::mem::take(&mut prompt.turns), tokenizer);
-            prompt.judged = Some(self.judge_prompt(&text.map_err(|_| Refusal::OutOfMemory)?)?);
+            let text = PromptText::new(&prompt.request, std::mem::take(&mut prompt.turns), tokenizer);
+            prompt.judged = Some(self.judge_prompt(text.map_err(|_| Refusal::OutOfMemory)?)?);
         }
         Ok(())
     }
@@ -186,6 +203,26 @@ impl Guards {
             fulfil.set(judged.map(|()| prompts));
         });
         Judging { promise }
+    }
+
+    /// Judges a reply so far on a thread of the guards.
+    pub(super) fn judge_reply_apart(
+        &self,
+        number: usize,
+        prompt: Arc<PromptText>,
+        reply: ReplyText,
+        pending: PendingVerdict,
+    ) {
+        let guards = self.clone();
+        self.threads.run(move || {
+            if pending.is_wanted() {
+                pending.set(guards.guard(number).judge_reply(&prompt, &reply));
+            }
+        });
+    }
+
+    pub(super) fn on_error(&self) -> OnGuardError {
+        self.on_error
     }
 
     pub(super) fn guard(&self, number: usize) -> &dyn Guard {

@@ -2,23 +2,29 @@
 //!
 //! A [`Guard`] passes or blocks. [`Guards`] is the list of a loaded model with the rule for guards that fail;
 //! `GuardedChoice` holds the pieces of one reply back until every guard has passed them. Blocked text, its tokens and
-//! its traces never leave this crate. `patterns` is a guard that compares text with regular expressions.
+//! its traces never leave this crate. `patterns` is a guard that compares text with regular expressions, `model_guard`
+//! one that asks another model.
 //!
 //! Guards see text behind stop strings and the separation of thoughts and calls, so they judge what a client would
 //! read. The engine sends tokens only after it has verified them, so no guard sees a draft.
 
 mod guarded_choice;
 mod guards;
+mod model_guard;
 mod patterns;
 mod prompt_text;
+mod reply_text;
 mod threads;
 
 use std::fmt;
 
-pub(crate) use guarded_choice::GuardedChoice;
+pub use guarded_choice::SEGMENT_CHARACTERS;
+pub(crate) use guarded_choice::{GuardedChoice, Piece};
 pub use guards::{GuardCount, Guards, JudgedPrompt, Judging, OnGuardError, Refusal, VerdictKind};
+pub use model_guard::{ModelGuard, VerdictFormat};
 pub use patterns::{MAX_MATCH_BYTES, PatternError, PatternGuard};
 pub use prompt_text::{PromptText, Turn};
+pub use reply_text::ReplyText;
 
 /// Judges prompts and replies.
 pub trait Guard: Send + Sync + fmt::Debug {
@@ -28,8 +34,15 @@ pub trait Guard: Send + Sync + fmt::Debug {
     /// Judges a prompt. May block; it is called neither on the engine's thread nor in an async task.
     fn judge_prompt(&self, prompt: &PromptText) -> Result<Verdict, GuardError>;
 
-    /// Starts to judge a reply.
-    fn begin_reply(&self) -> Box<dyn ReplyScanner>;
+    /// Judges a reply so far, of which everything up to the last [`SEGMENT_CHARACTERS`] characters has passed before.
+    /// May block; it is called neither on the engine's thread nor in an async task.
+    fn judge_reply(&self, prompt: &PromptText, reply: &ReplyText) -> Result<Verdict, GuardError>;
+
+    /// Returns a scanner that judges a reply piece by piece, instead of [`Guard::judge_reply`], if the guard is fast
+    /// enough to judge every token.
+    fn scanner(&self) -> Option<Box<dyn ReplyScanner>> {
+        None
+    }
 }
 
 /// Judges one reply while it grows. The result must not depend on how the text is cut into pieces.

@@ -1,11 +1,14 @@
 //! The text of a prompt, as guards see it.
 
+use pellucid_engine::{Request, Scope};
 use pellucid_tokenizer::Tokenizer;
 use serde_json::Value;
 
 /// A prompt as the model reads it, and the conversation that it was made of.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PromptText {
+    /// Tenant and salt of the request. A guard that keeps something of a text must keep it apart for each scope.
+    pub scope: Scope,
     /// Text of all tokens, without control tokens: messages, tools and what the chat template wrote between them.
     pub text: String,
     /// The messages. A prompt that is no conversation is one message of the user.
@@ -54,10 +57,15 @@ fn call_text(call: &Value) -> String {
 
 impl PromptText {
     /// Returns the text of a prompt. Without `turns`, the whole text is one turn of the user.
-    pub(crate) fn new(ids: &[u32], turns: Vec<Turn>, tokenizer: &Tokenizer) -> Result<PromptText, crate::Error> {
-        let text = tokenizer.try_decode(ids, true)?;
+    pub(crate) fn new(request: &Request, turns: Vec<Turn>, tokenizer: &Tokenizer) -> Result<PromptText, crate::Error> {
+        let text = tokenizer.try_decode(&request.prompt, true)?;
         let turns = if turns.is_empty() { vec![Turn { role: "user".into(), text: text.clone() }] } else { turns };
-        Ok(PromptText { text, turns })
+        Ok(PromptText { scope: request.scope, text, turns })
+    }
+
+    /// Drops the texts, for guards that need no prompt to judge a reply.
+    pub(super) fn without_text(self) -> PromptText {
+        PromptText { text: String::new(), turns: Vec::new(), ..self }
     }
 }
 

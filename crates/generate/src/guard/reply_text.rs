@@ -4,7 +4,7 @@ use pellucid_engine::{Error, fallible};
 
 use crate::Delta;
 
-/// The beginning of a reply, up to and including the text to be judged.
+/// The beginning of a reply, up to and including the segment to be judged.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplyText {
     /// Thoughts.

@@ -16,7 +16,7 @@ pub(crate) mod websocket;
 use std::task::{Context, Poll};
 
 use pellucid_engine::Error;
-use pellucid_generate::{Finish, Generation, GenerationEvent, GenerationRequest, PromptRequest, Summary};
+use pellucid_generate::{Finish, Generation, GenerationEvent, GenerationRequest, JudgedPrompt, PromptRequest, Summary};
 use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 
 use crate::http::error::ApiError;
@@ -69,7 +69,8 @@ impl Spec {
                 * (size_of::<u32>() + request.best_of.max(request.num_choices) * PREDICTED_TOKEN_BYTES);
             let num_grammars = if request.constraint.is_some() { request.best_of } else { 0 };
             let parsers = num_grammars * structured_output::BYTES_PER_REPLY;
-            parsers + request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
+            let judged = prompt.judged.as_ref().map_or(0, JudgedPrompt::held_bytes);
+            judged + parsers + request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
         };
         self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT
     }

@@ -5,7 +5,7 @@ mod support;
 
 use std::sync::Arc;
 
-use pellucid_generate::{Guard, GuardError, Guards, OnGuardError, PatternGuard, PromptText, ReplyScanner, Verdict};
+use pellucid_generate::{Guard, GuardError, Guards, OnGuardError, PatternGuard, PromptText, ReplyText, Verdict};
 use serde_json::Value;
 use support::socket::Socket;
 use support::{Server, Setup, chat_body};
@@ -83,7 +83,7 @@ fn a_blocked_prompt_gets_400_and_never_reaches_the_engine() {
 
 /// A guard that never comes to a verdict on a prompt.
 #[derive(Debug)]
-struct Broken(PatternGuard);
+struct Broken;
 
 impl Guard for Broken {
     fn name(&self) -> &'static str {
@@ -94,17 +94,15 @@ impl Guard for Broken {
         Err(GuardError("out of order".into()))
     }
 
-    fn begin_reply(&self) -> Box<dyn ReplyScanner> {
-        self.0.begin_reply()
+    fn judge_reply(&self, _: &PromptText, _: &ReplyText) -> Result<Verdict, GuardError> {
+        Ok(Verdict::Pass)
     }
 }
 
 #[test]
 fn a_guard_that_fails_closes_unless_the_operator_says_otherwise() {
-    let with = |on_error| {
-        let guard = Broken(PatternGuard::parse("never found").unwrap());
-        Server::with(Setup { guards: Guards::new(vec![Arc::new(guard)], on_error), ..Setup::default() })
-    };
+    let with =
+        |on_error| Server::with(Setup { guards: Guards::new(vec![Arc::new(Broken)], on_error), ..Setup::default() });
     let (_, code) = with(OnGuardError::Closed).chat("").refused(503);
     assert_eq!(code.as_deref(), Some("content_filter_failed"));
     with(OnGuardError::Open).chat("").ok();

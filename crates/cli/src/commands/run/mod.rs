@@ -109,7 +109,8 @@ pub(crate) fn run(
         check_chat_flags(args, width)?;
     }
     let grammar = args.grammar.source()?;
-    let guards = args.guard.open()?;
+    let guards = args.guard.open(&args.compute, hub)?;
+    guards.notes.iter().for_each(|note| log::note(&format!("[{note}]")));
     let is_chat = prompt.is_none();
     let open = |path: &Path| -> Result<Answerer<'_>> {
         let begun = Instant::now();
@@ -118,7 +119,7 @@ pub(crate) fn run(
         if std::io::stderr().is_terminal() || args.compute.kv_memory.is_some() {
             log::note(&format!("[{}]", memory_text(&loaded.info)));
         }
-        let model = LoadedModel { guards: guards.clone(), ..loaded.model };
+        let model = LoadedModel { guards: guards.guards.clone(), ..loaded.model };
         let drafters = loaded.info.speculation;
         if beams.is_some() && !drafters.is_off() {
             log::note("note: beam search runs without speculation");

@@ -30,7 +30,7 @@ pub(super) fn refuse_flags_for_text(args: &ServeArgs, template: Option<&str>, gu
     let given = [
         ("--chat-template", template.is_some()),
         ("--shared-system", args.shared_system.is_some()),
-        ("--guard-patterns", !guards.is_empty()),
+        ("--guard-patterns, --guard-model, --guard-url", !guards.is_empty()),
     ];
     if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| *is_given) {
         bail_usage!("{flag} has no effect, because the model computes vectors and generates no text");
@@ -65,7 +65,8 @@ fn finish(
     loaded: LoadedEmbeddings,
 ) -> Result<(LoadedEmbedder, String)> {
     let context_len = loaded.model.info().context_len;
-    let fingerprint = fingerprint::fingerprint(path, &loaded.files, context_len, &loaded.device, &args.compute, None)?;
+    let fingerprint =
+        fingerprint::fingerprint(path, &loaded.files, context_len, &loaded.device, &args.compute, [None; 2])?;
     let model = LoadedEmbedder { id, aliases, fingerprint, ..loaded.model };
     let info = model.info();
     info!(

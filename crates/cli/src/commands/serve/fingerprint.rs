@@ -43,14 +43,15 @@ pub(super) fn aliases(id: &str, given: &[String]) -> Vec<String> {
 }
 
 /// Returns version and build, instruction set, KV format and a hash of the model: its files, the context length, on
-/// which the positions of some models depend, and the chat template if another one replaces the model's own.
+/// which the positions of some models depend, and `settings`: the chat template if another one replaces the model's
+/// own, and what decides which text guards block.
 pub(super) fn fingerprint(
     path: &Path,
     files: &[PathBuf],
     context_len: usize,
     device: &str,
     compute: &ComputeArgs,
-    template: Option<&str>,
+    settings: [Option<&str>; 2],
 ) -> Result<String> {
     let mut files = files.to_vec();
     if path.is_dir() {
@@ -63,8 +64,8 @@ pub(super) fn fingerprint(
     for file in &files {
         sample(file, &mut model).with_context(|| file.display().to_string())?;
     }
-    if let Some(template) = template {
-        model.update(template);
+    for text in settings.into_iter().flatten() {
+        model.update(text);
     }
     let mut build = Sha256::new();
     // If the program cannot read its own file, only the version identifies the build.

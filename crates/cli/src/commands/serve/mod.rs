@@ -13,13 +13,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use pellucid::Loaded;
-use pellucid_generate::{Guards, LoadedModel};
+use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Fallback, GivenOptions, OPTIONS, SamplingDefaults, SamplingOption, SamplingParams};
 use pellucid_server::{Drain, Ended, LogLosses, Options, ServedModels, SharedTenants, Tenants};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::flags::compute::{memory_text, resident_bytes};
+use crate::flags::guard::OpenGuards;
 use crate::flags::speculation::drafters_text;
 use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
@@ -39,14 +40,15 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let template = args.template.read().or_usage()?;
     args.sampling.check_for_server().or_usage()?;
     args.speculation.check_for_server()?;
-    let guards = args.guard.open()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let path = hub.resolve(args.model.as_deref())?;
+    let guards = args.guard.open(&args.compute, hub)?;
+    guards.notes.iter().for_each(|note| info!("{note}"));
     let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
     let names = (id.clone(), fingerprint::aliases(&id, &args.alias));
     let (models, device) = if embeddings::is_embedding_model(args, &path)? {
-        embeddings::refuse_flags_for_text(args, template.as_deref(), &guards)?;
+        embeddings::refuse_flags_for_text(args, template.as_deref(), &guards.guards)?;
         let (model, device) = embeddings::load(args, names, &path, hub)?;
         (ServedModels::Embedder(model), device)
     } else {
@@ -104,14 +106,15 @@ fn load_generator(
     (id, aliases): (String, Vec<String>),
     path: &Path,
     (tenants, hub): (&Tenants, &Hub),
-    (template, guards): (Option<String>, Guards),
+    (template, guards): (Option<String>, OpenGuards),
 ) -> Result<(LoadedModel, String)> {
     let loaded = load(args, path, tenants, hub, template.clone())?;
     let (files, device) = (&loaded.info.files, &loaded.info.device);
     let context_len = loaded.model.context_len;
-    let fingerprint = fingerprint::fingerprint(path, files, context_len, device, &args.compute, template.as_deref())?;
+    let settings = [template.as_deref(), Some(guards.fingerprint.as_str()).filter(|text| !text.is_empty())];
+    let fingerprint = fingerprint::fingerprint(path, files, context_len, device, &args.compute, settings)?;
     let sampling = args.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone()).or_usage()?;
-    let model = LoadedModel { id, aliases, fingerprint, sampling, guards, ..loaded.model };
+    let model = LoadedModel { id, aliases, fingerprint, sampling, guards: guards.guards, ..loaded.model };
     info!(
         model = model.id,
         aliases = (!model.aliases.is_empty()).then(|| model.aliases.join(", ")),

@@ -19,7 +19,7 @@ use regex_syntax::hir::Hir;
 
 use self::normalize::normalized;
 use self::scanner::{PatternScanner, TextScan};
-use super::{Guard, GuardError, PromptText, ReplyScanner, Verdict};
+use super::{Guard, GuardError, PromptText, ReplyScanner, ReplyText, Verdict};
 
 /// Maximum bytes that an expression may match. A reply is held back while a match of this length may be completed.
 pub const MAX_MATCH_BYTES: usize = 4096;
@@ -150,8 +150,12 @@ impl Guard for PatternGuard {
         Ok(texts.find_map(|text| self.find(text)).map_or(Verdict::Pass, Verdict::Block))
     }
 
-    fn begin_reply(&self) -> Box<dyn ReplyScanner> {
-        Box::new(PatternScanner::new(self.automaton.clone()))
+    fn judge_reply(&self, _: &PromptText, reply: &ReplyText) -> Result<Verdict, GuardError> {
+        Ok(self.find(&reply.joined()).map_or(Verdict::Pass, Verdict::Block))
+    }
+
+    fn scanner(&self) -> Option<Box<dyn ReplyScanner>> {
+        Some(Box::new(PatternScanner::new(self.automaton.clone())))
     }
 }
 

@@ -12,7 +12,7 @@ fn guard(lines: &str) -> PatternGuard {
 
 /// Returns the text that is shown of an answer that arrives in `pieces`, and whether it is blocked.
 fn shown(guard: &PatternGuard, pieces: &[&str]) -> (String, bool) {
-    let mut scanner = guard.begin_reply();
+    let mut scanner = guard.scanner().unwrap();
     let mut num_shown = 0;
     for (number, piece) in pieces.iter().enumerate() {
         match scanner.push(number, Passage::Answer, piece) {
@@ -47,7 +47,7 @@ fn a_phrase_over_several_pieces_is_blocked() {
 #[test]
 fn text_is_held_only_while_a_match_may_be_completed() {
     let guard = guard("abcd");
-    let mut scanner = guard.begin_reply();
+    let mut scanner = guard.scanner().unwrap();
     let passed = [("xa", 0), ("b", 0), ("x", 3), ("ab", 3), ("ab", 4), ("z", 6)];
     for (number, (text, end)) in passed.into_iter().enumerate() {
         assert_eq!(scanner.push(number, Passage::Answer, text), Scan::Passed(end), "{text}");
@@ -57,7 +57,7 @@ fn text_is_held_only_while_a_match_may_be_completed() {
 #[test]
 fn passages_are_searched_apart_and_wait_for_each_other() {
     let guard = guard("abc");
-    let mut scanner = guard.begin_reply();
+    let mut scanner = guard.scanner().unwrap();
     assert_eq!(scanner.push(0, Passage::Thoughts, "a"), Scan::Passed(0));
     assert_eq!(scanner.push(1, Passage::Answer, "b"), Scan::Passed(0), "later pieces wait");
     assert_eq!(scanner.push(2, Passage::Thoughts, "bx"), Scan::Passed(3));
