@@ -13,4 +13,5 @@ pub(crate) mod prompt;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;
 pub(crate) mod speculation;
+pub(crate) mod thinking;
 pub(crate) mod usage_error;

@@ -333,7 +333,7 @@ impl TokenMatcher for ThoughtMatcher {
     fn expected(&mut self) -> String {
         if !self.now.forced.is_empty() {
             let budget = self.rules.budget.unwrap_or_default();
-            return format!("the end of the thoughts, which have {budget} tokens (thinking_budget)");
+            return format!("the end of the thoughts, which have reached thinking_budget ({budget})");
         }
         match (self.state(), &mut self.answer) {
             (ThoughtState::Thought, _) => "thoughts".into(),

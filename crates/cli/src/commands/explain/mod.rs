@@ -21,6 +21,7 @@ use crate::flags::grammar::GrammarArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
+use crate::flags::thinking::{ThinkingArgs, ThinkingChoice};
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::cells::Paint;
@@ -86,6 +87,9 @@ pub(crate) struct ExplainArgs {
     no_loop_guard: bool,
 
     #[command(flatten)]
+    thinking: ThinkingArgs,
+
+    #[command(flatten)]
     grammar: GrammarArgs,
 
     #[command(flatten)]
@@ -119,6 +123,9 @@ pub(crate) fn run(
     let path = hub.resolve(question.model.as_deref())?;
     args.sampling.check().or_usage()?;
     args.speculation.check()?;
+    if let Some(flag) = args.thinking.flag().filter(|_| args.prompt.raw) {
+        bail_usage!("{flag} has no effect with --raw: thoughts belong to a chat");
+    }
     let grammar = args.grammar.source()?;
     let loaded = args.compute.open_with(&path, 1, hub, &args.prompt.template, &args.speculation)?;
     let (model, drafters) = (loaded.model, loaded.info.speculation);
@@ -128,6 +135,7 @@ pub(crate) fn run(
         name: path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy())),
         params,
         constraint: args.grammar.compile(grammar.as_ref(), &model)?,
+        thinking: args.thinking.for_model(&model)?,
         preset: args.sampling.preset(),
         origin: args.sampling.origin(&model.sampling),
         max_tokens: args.max_tokens as usize,
@@ -153,6 +161,7 @@ pub(crate) struct Explanation {
     pub(crate) params: SamplingParams,
     /// Grammar of the reply.
     pub(crate) constraint: Option<Arc<dyn TokenConstraint>>,
+    pub(crate) thinking: ThinkingChoice,
     /// The preset that the user gave.
     pub(crate) preset: Option<Preset>,
     /// Origin of the options, in words.
@@ -180,11 +189,20 @@ impl Explanation {
         output: &mut Output,
     ) -> Result<()> {
         let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..self.params };
+        let request = self.thinking.request(prompt, model, |ids| Request {
+            max_tokens: Some(self.max_tokens),
+            loop_guard: self.loop_guard,
+            trace: true,
+            speculate: self.speculate,
+            constraint: self.constraint.clone(),
+            ..Request::new(ids, params.clone())
+        })?;
+        let request = request.request;
+        let ids = request.prompt.clone();
         let chain: Vec<(StepKind, String)> = (Sampler::new(&params, model.vocab_size)?.steps())
             // Without a grammar, its step has nothing to do.
-            .filter(|(kind, _)| *kind != StepKind::Mask || self.constraint.is_some())
+            .filter(|(kind, _)| *kind != StepKind::Mask || request.constraint.is_some())
             .collect();
-        let ids = prompt.ids(model)?;
         let terminal = || terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0));
         let columns = self.columns.or_else(terminal).unwrap_or(DEFAULT_COLUMNS);
         let explainer = Explainer {
@@ -209,14 +227,7 @@ impl Explanation {
             write!(output, "{}", explainer.page.head(&title, &ids, &chain))?;
         }
         output.flush()?;
-        let stream = model.engine.submit(Request {
-            max_tokens: Some(self.max_tokens),
-            loop_guard: self.loop_guard,
-            trace: true,
-            speculate: self.speculate,
-            constraint: self.constraint.clone(),
-            ..Request::new(ids.clone(), params.clone())
-        })?;
+        let stream = model.engine.submit(request)?;
         // The reply of a chat is a new text; otherwise it continues the prompt's text.
         let (text, before) = match prompt {
             Prompt::Chat(_) if self.constraint.is_none() => (model.tokenizer.stream(false), String::new()),

@@ -1,6 +1,6 @@
 //! One request of `pellucid run`: shows its replies as they arrive, and a line with counts and times at the end.
 
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Write as _};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -9,18 +9,17 @@ use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::Speculation;
 use pellucid_engine::{BeamParams, Error, Repetition, Request};
-use pellucid_generate::{
-    Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, PromptRequest, Turn,
-};
+use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, Turn};
 use pellucid_sampling::{SamplingParams, TokenConstraint};
 
 use crate::flags::prompt::Prompt;
+use crate::flags::thinking::ThinkingChoice;
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::log;
 use crate::terminal::output::Output;
-use crate::terminal::word_wrap::WordWrap;
 
 use super::report::Report;
+use super::screen::{Screen, ThoughtDisplay, end_output, take};
 
 /// Time between two checks for Ctrl-C while waiting for the engine.
 const INTERRUPT_CHECK: Duration = Duration::from_millis(50);
@@ -40,6 +39,9 @@ pub(super) struct Answerer<'a> {
     pub(super) beams: Option<BeamParams>,
     /// Grammar of every reply.
     pub(super) constraint: Option<Arc<dyn TokenConstraint>>,
+    /// Settings of thinking, and how thoughts are shown.
+    pub(super) thinking: ThinkingChoice,
+    pub(super) thoughts: ThoughtDisplay,
     pub(super) stops: Vec<String>,
     /// With `--json`: the time that loading the model took.
     pub(super) json_load: Option<Duration>,
@@ -61,8 +63,7 @@ pub(super) struct Answer {
 impl Answerer<'_> {
     /// Answers a prompt. A single continuation follows its prompt, so that the whole reads as one text.
     pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<Answer> {
-        let ids = prompt.ids(&self.model)?;
-        let request = Request {
+        let mut request = self.thinking.request(prompt, &self.model, |ids| Request {
             max_tokens: self.limit(ids.len()),
             num_choices: self.num_choices,
             loop_guard: self.loop_guard,
@@ -71,12 +72,7 @@ impl Answerer<'_> {
             speculate: self.speculate,
             constraint: self.constraint.clone(),
             ..Request::new(ids, self.sampling.clone())
-        };
-        let mut request = match prompt {
-            // A grammar describes every byte, so no space at the beginning is dropped.
-            Prompt::Chat(_) if self.constraint.is_none() => PromptRequest::chat(request),
-            Prompt::Chat(_) | Prompt::Text(_) => PromptRequest::text(request),
-        };
+        })?;
         if let Prompt::Chat(messages) = prompt {
             request.turns = Turn::of_messages(messages);
         }
@@ -85,7 +81,7 @@ impl Answerer<'_> {
         self.model.judge(&mut request)?;
         let mut generation = Generation::submit(&self.model, request)?;
         let mut replies: Vec<Delta> = (0..generation.num_choices()).map(Delta::new).collect();
-        let mut screen = Screen { output, wrap: WordWrap::for_stdout(), is_silent: self.json_load.is_some() };
+        let mut screen = Screen::new(output, self.thoughts, self.json_load.is_some());
         if let (Prompt::Text(text), [_], false) = (prompt, &replies[..], screen.is_silent) {
             screen.write(text)?;
         }
@@ -112,6 +108,7 @@ impl Answerer<'_> {
         };
         self.note_loops(&generation);
         self.note_blocked(&generation);
+        self.note_hidden_thoughts(&generation);
         log::note(&report.line());
         let is_cut = generation.summary().finishes.iter().flatten().any(|finish| *finish == Finish::MaxTokens);
         if is_cut && self.max_tokens.is_none() {
@@ -154,6 +151,14 @@ impl Answerer<'_> {
         }
     }
 
+    /// Says that there are thoughts which are not on the screen.
+    fn note_hidden_thoughts(&self, generation: &Generation) {
+        let num_tokens = generation.summary().thought_tokens;
+        if num_tokens > 0 && self.thoughts == ThoughtDisplay::Hidden && self.json_load.is_none() {
+            log::note(&format!("[{num_tokens} tokens of thoughts are not shown]"));
+        }
+    }
+
     /// Says which replies a guard blocked, and by which rule.
     fn note_blocked(&self, generation: &Generation) {
         for (i, finish) in generation.summary().finishes.iter().enumerate() {
@@ -177,50 +182,6 @@ impl Answerer<'_> {
             }
         }
     }
-}
-
-/// Standard output, wrapped between words if it is a terminal.
-struct Screen<'o> {
-    output: &'o mut Output,
-    wrap: WordWrap,
-    /// Whether replies are shown at their end, in JSON.
-    is_silent: bool,
-}
-
-impl Screen<'_> {
-    fn write(&mut self, text: &str) -> Result<()> {
-        self.output.write_all(self.wrap.push(text).as_bytes())?;
-        Ok(self.output.flush()?)
-    }
-
-    /// Writes the last word, and ends the line.
-    fn end_line(&mut self) -> Result<()> {
-        let rest = self.wrap.finish();
-        writeln!(self.output, "{rest}")?;
-        Ok(self.output.flush()?)
-    }
-}
-
-/// Adds a piece to its reply, and shows it where there is only one.
-fn take(delta: Delta, replies: &mut [Delta], screen: &mut Screen<'_>) -> Result<()> {
-    if replies.len() == 1 && !screen.is_silent {
-        screen.write(&delta.text)?;
-    }
-    Ok(replies[delta.choice].append(delta)?)
-}
-
-/// Ends the line of a single reply, or shows several replies. Returns the text of a single one.
-fn end_output(replies: &[Delta], screen: &mut Screen<'_>) -> Result<String> {
-    if let [only] = replies {
-        screen.end_line()?;
-        return Ok(only.text.clone());
-    }
-    for (i, reply) in replies.iter().enumerate() {
-        let score = reply.score.map_or_else(String::new, |score| format!(" (score {score:.4})"));
-        screen.write(&format!("--- {}{score}\n{}", i + 1, reply.text))?;
-        screen.end_line()?;
-    }
-    Ok(String::new())
 }
 
 /// Time of a prefill after which its progress is shown.

@@ -3,6 +3,7 @@
 mod answer;
 mod chat;
 mod report;
+mod screen;
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -19,6 +20,7 @@ use crate::flags::guard::GuardArgs;
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::{BeamArgs, SamplingArgs};
 use crate::flags::speculation::SpeculationArgs;
+use crate::flags::thinking::ThinkingArgs;
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -26,6 +28,7 @@ use crate::terminal::log;
 use crate::terminal::output::Output;
 use answer::Answerer;
 use chat::{Chat, ChatEnd};
+use screen::ThoughtDisplay;
 
 /// Answer a prompt, or chat when there is none
 ///
@@ -65,6 +68,13 @@ pub(crate) struct RunArgs {
     /// Print one JSON object with text, tokens, times, seed and settings
     #[arg(long)]
     json: bool,
+
+    /// Show the answer without the thoughts before it
+    #[arg(long, help_heading = "Thinking")]
+    hide_thinking: bool,
+
+    #[command(flatten)]
+    thinking: ThinkingArgs,
 
     #[command(flatten)]
     grammar: GrammarArgs,
@@ -138,7 +148,6 @@ pub(crate) fn run(
         }
         let constraint = args.grammar.compile(grammar.as_ref(), &model)?;
         Ok(Answerer {
-            model,
             interrupt,
             sampling,
             max_tokens: args.max_tokens.map(|tokens| tokens as usize),
@@ -148,6 +157,9 @@ pub(crate) fn run(
             best_of,
             beams,
             constraint,
+            thinking: args.thinking.for_model(&model)?,
+            thoughts: ThoughtDisplay::for_stdout(args.hide_thinking, wants_color),
+            model,
             stops: args.stop.clone(),
             json_load: args.json.then_some(load),
             speculate: true,
@@ -233,6 +245,12 @@ fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     }
     if let Some(flag) = args.grammar.flag().filter(|_| args.beams.is_given()) {
         bail_usage!("--beams cannot be combined with {flag}, because beam search knows no grammars");
+    }
+    if args.thinking.has_budget() && args.beams.is_given() {
+        bail_usage!("--beams cannot be combined with --thinking-budget, because beam search samples no tokens");
+    }
+    if let Some(flag) = args.thinking.flag().filter(|_| args.prompt.raw) {
+        bail_usage!("{flag} has no effect with --raw: thoughts belong to a chat");
     }
     match (args.sampling.min_tokens(), args.max_tokens) {
         (Some(min), Some(max)) if min > max => bail_usage!("--min-tokens ({min}) must not exceed --max-tokens ({max})"),

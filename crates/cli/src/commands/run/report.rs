@@ -111,6 +111,9 @@ impl Report<'_> {
         let finishes = &self.generation.summary().finishes;
         let reply = |i: usize, delta: &Delta| {
             let mut reply = Map::new();
+            if self.model.thinking().markers.is_some() {
+                reply.insert("thoughts".into(), json!(delta.thoughts));
+            }
             reply.insert("text".into(), json!(delta.text));
             reply.insert("finish_reason".into(), json!(ending(finishes.get(i).and_then(Option::as_ref)).name));
             if let Some(score) = delta.score {
@@ -127,7 +130,10 @@ impl Report<'_> {
                 object.insert("replies".into(), replies);
             }
         }
-        let tokens = json!({ "prompt": counts.prompt, "cached": counts.cached, "output": counts.output });
+        let mut tokens = json!({ "prompt": counts.prompt, "cached": counts.cached, "output": counts.output });
+        if self.model.thinking().markers.is_some() {
+            tokens["thoughts"] = json!(self.generation.summary().thought_tokens);
+        }
         let seconds = json!({
             "load": load.as_secs_f64(),
             "prefill": counts.first.map(|first| first.as_secs_f64()),

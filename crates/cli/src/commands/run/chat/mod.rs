@@ -135,7 +135,7 @@ impl Session<'_, '_> {
         let for_reply = self.answerer.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(context_len / 2);
         loop {
             let prompt = Prompt::Chat(self.chat.conversation.messages_and(message));
-            let num_ids = prompt.ids(&self.answerer.model)?.len();
+            let num_ids = self.answerer.thinking.encode(&prompt, &self.answerer.model)?.ids.len();
             if num_ids + for_reply <= context_len || !self.chat.conversation.drop_oldest() {
                 if num_dropped > 0 {
                     say(&format!("(the context is full: the oldest {num_dropped} messages were forgotten)"));
@@ -227,7 +227,11 @@ impl Session<'_, '_> {
         let conversation = &self.chat.conversation;
         let model = &self.answerer.model;
         let messages = conversation.messages();
-        let num_ids = if messages.is_empty() { 0 } else { Prompt::Chat(messages).ids(model)?.len() };
+        let num_ids = if messages.is_empty() {
+            0
+        } else {
+            self.answerer.thinking.encode(&Prompt::Chat(messages), model)?.ids.len()
+        };
         Ok(format!(
             "model         {}\ndrafters      {}\ninstructions  {}\nsettings      {}\n\
              conversation  {} messages, {} of {} tokens",
@@ -263,6 +267,7 @@ impl Session<'_, '_> {
             name: self.answerer.model.id.clone(),
             params: self.answerer.sampling.clone(),
             constraint: self.answerer.constraint.clone(),
+            thinking: self.answerer.thinking.clone(),
             origin: self.chat.sampling.origin(&self.answerer.model.sampling),
             preset: self.chat.sampling.preset(),
             loop_guard: self.answerer.loop_guard,

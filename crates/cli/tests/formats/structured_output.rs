@@ -1,9 +1,7 @@
 //! `run` and `explain` with a grammar, through the built program and the model that it contains.
 
-mod support;
-
+use crate::support::Home;
 use serde_json::Value;
-use support::Home;
 
 const SCHEMA: &str = r#"{"type":"object","properties":{"a":{"type":"integer","maximum":99,"minimum":0}},
     "required":["a"],"additionalProperties":false}"#;
