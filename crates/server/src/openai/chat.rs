@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: reads a chat request and turns it into a request to the engine.
 
-use pellucid_generate::{LoadedModel, PromptEnd, PromptRequest};
+use pellucid_generate::{EncodedChat, LoadedModel, PromptEnd, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
@@ -16,8 +16,6 @@ use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
 use crate::reply::{Dialect, Spec};
 use crate::state::Limits;
-
-const LATER: &str = "planned for a later version";
 
 /// Fields of a chat request that completions do not have.
 #[derive(Debug, Clone, PartialEq, ToSchema)]
@@ -96,7 +94,7 @@ impl ChatRequest {
             return Err(ApiError::field("tools", message).code("unsupported_parameter"));
         }
         let end = chat.prompt_end()?;
-        let ids = chat.conversation.encode(end, encoder)?;
+        let EncodedChat { ids, ending } = chat.conversation.encode_with_ending(end, encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
         shared_fields::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));
@@ -113,7 +111,15 @@ impl ChatRequest {
             // The grammar describes every byte, so no space at the beginning is dropped.
             prompt.continues_text = true;
         }
+        let has_grammar = prompt.request.constraint.is_some();
+        let budget = chat.conversation.thinking_budget;
+        if budget.is_some() && shared.beam_width.is_some() {
+            let message = "thinking_budget cannot be combined with beam_width, because beam search samples no tokens";
+            return Err(ApiError::field("thinking_budget", message));
+        }
+        model.separate_thoughts(&mut prompt, &ending, budget);
         Ok(Spec {
+            has_grammar,
             dialect: Dialect::Chat,
             streaming: shared.streaming(),
             prompts: vec![prompt],
@@ -155,7 +161,6 @@ fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
     fields.refuse("modalities", is_text, "this server generates only text")?;
     fields.refuse("audio", |_| false, "this server does not support audio")?;
     fields.refuse("web_search_options", |_| false, "this server opens no outbound connections")?;
-    fields.refuse("reasoning_effort", |_| false, LATER)?;
     fields.refuse("verbosity", |value| is_word(value, &["medium"]), "the models served here have no such setting")?;
     fields.refuse(
         "prompt_cache_options",

@@ -3,14 +3,17 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use pellucid_generate::{ChatPrompt, Error as PromptError, LoadedModel, PromptEncoder, PromptEnd, ToolRules, Turn};
+use pellucid_generate::{
+    ChatPrompt, EncodedChat, Error as PromptError, LoadedModel, PromptEncoder, PromptEnd, ThinkingSettings, ToolRules,
+    Turn,
+};
 use pellucid_tokenizer::{Error as TokenizerError, MemoryGrant, Segment};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::messages::{self, ChatMessage};
 use super::openapi::schemas;
-use super::tools;
+use super::{thinking, tools};
 use crate::http::blocking;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
@@ -38,6 +41,14 @@ pub(crate) struct Conversation {
     /// Variables of the model's chat template, such as `enable_thinking`.
     #[schema(schema_with = schemas::variables)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
+    #[schema(schema_with = thinking::reasoning_effort, required = false)]
+    pub(crate) reasoning_effort: Option<String>,
+    /// Maximum tokens of the thoughts, which are ended then; refused if the model has none.
+    #[schema(minimum = 0, maximum = 2147483647)]
+    pub(crate) thinking_budget: Option<usize>,
+    /// The field in which the template reads earlier thoughts.
+    #[schema(ignore)]
+    pub(crate) thinking: ThinkingSettings,
 }
 
 impl Conversation {
@@ -57,19 +68,28 @@ impl Conversation {
         if tools::read(fields)?.is_some() {
             return Err(useless("tools"));
         }
-        match fields.take("chat_template_kwargs") {
-            None => Ok(None),
-            Some(_) => Err(useless("chat_template_kwargs")),
+        for name in ["chat_template_kwargs", "reasoning_effort", "thinking_budget"] {
+            if fields.take(name).is_some() {
+                return Err(useless(name));
+            }
         }
+        Ok(None)
     }
 
     fn read_with(messages: Json, fields: &mut Fields, model: &LoadedModel) -> Result<Conversation, ApiError> {
+        let path = fields.path("messages");
+        let messages = messages::read_value(&path, messages)?;
+        thinking::check_thoughts(&path, &messages, model)?;
+        let mut variables = read_variables(fields, model)?;
         let conversation = Conversation {
-            messages: messages::read_value(&fields.path("messages"), messages)?,
+            messages,
+            reasoning_effort: thinking::read_effort(fields, model, &mut variables)?,
+            thinking_budget: thinking::read_budget(fields, model, &mut variables)?,
+            thinking: model.thinking().settings.clone(),
             tools: tools::read(fields)?,
             tool_choice: (),
             parallel_tool_calls: (),
-            chat_template_kwargs: read_variables(fields, model)?,
+            chat_template_kwargs: variables,
         };
         refuse_template(fields)?;
         Ok(conversation)
@@ -80,12 +100,21 @@ impl Conversation {
         self.rendering(end, encoder, |encoder, prompt| encoder.encode_chat(prompt))
     }
 
+    /// Returns the ids of the conversation with the end of its text.
+    pub(crate) fn encode_with_ending(
+        &self,
+        end: PromptEnd,
+        encoder: PromptEncoder<'_>,
+    ) -> Result<EncodedChat, ApiError> {
+        self.rendering(end, encoder, |encoder, prompt| encoder.encode_with_ending(prompt))
+    }
+
     /// Returns the messages for the guards of a model; none if it has no guards.
     pub(crate) fn turns(&self, model: &LoadedModel) -> Result<Vec<Turn>, ApiError> {
         if model.guards.is_empty() {
             Ok(Vec::new())
         } else {
-            Ok(Turn::of_messages(&messages::to_values(&self.messages)?))
+            Ok(Turn::of_messages(&messages::to_values(&self.messages, &self.thinking)?))
         }
     }
 
@@ -102,7 +131,7 @@ impl Conversation {
         encoder: PromptEncoder<'_>,
         work: impl FnOnce(&PromptEncoder<'_>, &ChatPrompt<'_>) -> Result<T, PromptError>,
     ) -> Result<T, ApiError> {
-        let messages = messages::to_values(&self.messages)?;
+        let messages = messages::to_values(&self.messages, &self.thinking)?;
         let tools = self.tools.as_ref().and_then(ToolRules::prompt_tools);
         let variables = self.chat_template_kwargs.as_ref();
         let prompt = ChatPrompt { messages: &messages, end, variables, tools: tools.as_ref() };

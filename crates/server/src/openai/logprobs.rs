@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, ReplyToken, ReplyTrace};
+use pellucid_generate::{Delta, PartKind, ReplyToken, ReplyTrace};
 use pellucid_sampling::RunnerTrace;
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
@@ -82,9 +82,9 @@ fn text_of(bytes: &[u8]) -> String {
 }
 
 impl ChatToken {
-    /// Returns `None` for a token without log probabilities.
+    /// Returns `None` for a token without log probabilities, and for one that is not part of the answer.
     pub(crate) fn new(token: &ReplyToken, tokenizer: &Tokenizer) -> Option<ChatToken> {
-        let logprobs = token.logprobs.as_ref()?;
+        let logprobs = token.logprobs.as_ref().filter(|_| token.part == PartKind::Answer)?;
         let bytes = bytes_at(tokenizer, token, token.id);
         let top = |&(id, logprob): &(u32, f32)| {
             let bytes = bytes_at(tokenizer, token, id);

@@ -1,11 +1,12 @@
 //! The messages of a conversation: read and checked, and in the form that chat templates read.
 
-use pellucid_generate::ToolCall;
+use pellucid_generate::{ThinkingSettings, ToolCall};
 use pellucid_tokenizer::message;
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::openapi::schemas;
+use super::thinking;
 use super::tools::{self, CallReader};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
@@ -30,6 +31,9 @@ pub(crate) struct ChatMessage {
     /// of the called tool.
     #[schema(required = false, max_length = 256)]
     pub(crate) name: Option<String>,
+    /// Thoughts of the assistant before its answer, given to the template where it reads them; also `reasoning`.
+    #[schema(required = false)]
+    pub(crate) reasoning_content: Option<String>,
     /// Calls that the assistant made.
     #[schema(schema_with = tools::tool_calls, required = false)]
     pub(crate) tool_calls: Vec<ToolCall>,
@@ -106,6 +110,7 @@ fn read_one(path: String, value: Json, calls: &mut CallReader) -> Result<ChatMes
     let role = Role::parse(&role_path, fields.required("role")?)?;
     let content_path = fields.path("content");
     let is_empty = |value: &Json| matches!(value, Json::Array(values) if values.is_empty());
+    let reasoning_content = thinking::read_thoughts(&mut fields, role == Role::Assistant)?;
     let tool_calls = calls.calls(&mut fields, role)?;
     let tool_call_id = calls.answered(&mut fields, role)?;
     // Clients send back replies as their library represents them, with this empty list and many null fields.
@@ -120,7 +125,7 @@ fn read_one(path: String, value: Json, calls: &mut CallReader) -> Result<ChatMes
     let content = content.map(|value| read_content(&content_path, value)).transpose()?;
     let name = fields.string("name", MAX_NAME_LEN)?;
     fields.finish()?;
-    Ok(ChatMessage { role, content, name, tool_calls, tool_call_id })
+    Ok(ChatMessage { role, content, name, reasoning_content, tool_calls, tool_call_id })
 }
 
 /// Reads the content of a message or of a prediction: text, or parts of text.
@@ -155,7 +160,7 @@ pub(super) fn read_content(path: &str, value: Json) -> Result<String, ApiError> 
 }
 
 /// Returns messages as the template reads them. The texts are copied into memory that may be refused.
-pub(super) fn to_values(messages: &[ChatMessage]) -> Result<Vec<Value>, ApiError> {
+pub(super) fn to_values(messages: &[ChatMessage], thinking: &ThinkingSettings) -> Result<Vec<Value>, ApiError> {
     let mut values = with_capacity(messages.len())?;
     for one in messages {
         let mut value = message(one.role.name(), "");
@@ -167,6 +172,11 @@ pub(super) fn to_values(messages: &[ChatMessage]) -> Result<Vec<Value>, ApiError
                 Value::String(content)
             }
         };
+        if let Some(text) = &one.reasoning_content {
+            let mut thoughts = String::new();
+            append(&mut thoughts, &[text])?;
+            thinking.set_thoughts(&mut value, thoughts);
+        }
         if let Some(name) = &one.name {
             value["name"] = name.as_str().into();
         }

@@ -14,6 +14,7 @@ pub(crate) mod sampling;
 pub(crate) mod shared_fields;
 pub(crate) mod speculation;
 pub(crate) mod structured_output;
+mod thinking;
 pub(crate) mod tokenize;
 pub(crate) mod tools;
 pub(crate) mod usage;

@@ -34,6 +34,7 @@ pub(crate) struct PromptDetails {
 /// Details of the reply's tokens.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
 pub(crate) struct CompletionDetails {
+    /// Tokens of thoughts, with their markers, in the replies that are returned.
     reasoning_tokens: usize,
     audio_tokens: usize,
     /// Tokens of `prediction` that were proposed and that the model chose as well.
@@ -113,7 +114,7 @@ impl Usage {
             total_tokens: summary.prompt_tokens + summary.completion_tokens,
             prompt_tokens_details: PromptDetails { cached_tokens: summary.cached_tokens, audio_tokens: 0 },
             completion_tokens_details: CompletionDetails {
-                reasoning_tokens: 0,
+                reasoning_tokens: summary.thought_tokens,
                 audio_tokens: 0,
                 accepted_prediction_tokens: prediction.accepted,
                 rejected_prediction_tokens: prediction.rejected(),

@@ -46,6 +46,15 @@ impl AsRef<str> for ChoiceText {
     }
 }
 
+/// The thoughts of a choice.
+struct ChoiceThoughts(Arc<Delta>);
+
+impl AsRef<str> for ChoiceThoughts {
+    fn as_ref(&self) -> &str {
+        &self.0.thoughts
+    }
+}
+
 impl Envelope {
     /// Returns the JSON of a whole reply; `choices` holds the joined pieces of each choice.
     pub(crate) fn parts(&self, choices: Vec<Delta>, sampling: &Sampling, summary: &Summary) -> JsonParts {
@@ -80,13 +89,21 @@ impl Envelope {
 
     /// Writes the fields of a choice.
     pub(crate) fn choice(&self, delta: &Arc<Delta>, parts: &mut JsonParts) {
-        let (before, after) = match self.dialect {
-            Dialect::Chat => ("\"message\":{\"role\":\"assistant\",\"content\":\"", "\",\"refusal\":null}"),
-            Dialect::Completions => ("\"text\":\"", "\""),
+        let before = match self.dialect {
+            Dialect::Chat => "\"message\":{\"role\":\"assistant\",\"content\":\"",
+            Dialect::Completions => "\"text\":\"",
         };
         parts.literal(&format!("\"index\":{},{before}", delta.choice));
         parts.text(ChoiceText(delta.clone()));
-        parts.literal(after);
+        parts.literal("\"");
+        if self.dialect == Dialect::Chat {
+            if !delta.thoughts.is_empty() {
+                parts.literal(",\"reasoning_content\":\"");
+                parts.text(ChoiceThoughts(delta.clone()));
+                parts.literal("\"");
+            }
+            parts.literal(",\"refusal\":null}");
+        }
         self.details(delta, parts);
     }
 
@@ -150,7 +167,8 @@ mod tests {
             ReplyToken { id: i % 256, logprobs, offset: 2 * i as usize, at_start: i == 0, part: PartKind::Answer }
         };
         let text = "a \"text\"\n\u{1F600}é".repeat(num_tokens as usize);
-        Delta { text, tokens: (0..num_tokens).map(token).collect(), ..Delta::new(choice) }
+        let thoughts = "\"Hm\" ".repeat(num_tokens as usize);
+        Delta { text, thoughts, tokens: (0..num_tokens).map(token).collect(), ..Delta::new(choice) }
     }
 
     #[test]

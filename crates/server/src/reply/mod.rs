@@ -53,6 +53,8 @@ pub(crate) struct Spec {
     pub(crate) user: Option<String>,
     /// The tier that the reply names, if the request named one.
     pub(crate) service_tier: Option<&'static str>,
+    /// Whether a grammar constrains the reply, or its answer.
+    pub(crate) has_grammar: bool,
 }
 
 impl Spec {
@@ -90,7 +92,7 @@ impl Spec {
     pub(crate) fn into_generation(self) -> (GenerationRequest, Sampling) {
         let params = self.prompts.first().map(|prompt| prompt.request.sampling.clone()).unwrap_or_default();
         let is_beam_search = self.prompts.iter().any(|prompt| prompt.request.beams.is_some());
-        let has_grammar = self.prompts.iter().any(|prompt| prompt.request.constraint.is_some());
+        let has_grammar = self.has_grammar;
         let generation = GenerationRequest { prompts: self.prompts, stop: self.stop, reports_progress: false };
         (generation, Sampling { fields: self.sampling, params, is_beam_search, has_grammar })
     }

@@ -13,7 +13,7 @@ use crate::openai::embeddings::MAX_TEXTS;
 use crate::openai::sampling::number;
 use crate::openai::shared_fields::{MAX_CHOICES, MAX_STOP_LEN, MAX_STOPS};
 
-fn schema(value: Value) -> RefOr<Schema> {
+pub(crate) fn schema(value: Value) -> RefOr<Schema> {
     serde_json::from_value(value).expect("the JSON in this file is a schema")
 }
 

@@ -60,6 +60,9 @@ pub(crate) struct AssistantMessage {
     /// `assistant`.
     role: &'static str,
     content: String,
+    /// Thoughts before the answer, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
     /// Always null: models served here have no separate refusals.
     #[schema(required)]
     refusal: Option<String>,
@@ -117,6 +120,11 @@ struct ChatDelta<'a> {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<&'a str>,
+    /// The same text under the name that other clients read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<&'a str>,
 }
 
 /// The choice in a chunk of a streamed completion.
@@ -215,7 +223,12 @@ impl Envelope {
                     logprobs: self.chat_logprobs(&delta).unwrap(),
                     finish_reason: reason(&delta),
                     trace: self.traces(&delta).unwrap(),
-                    message: AssistantMessage { role: "assistant", content: delta.text, refusal: None },
+                    message: AssistantMessage {
+                        role: "assistant",
+                        content: delta.text,
+                        reasoning_content: Some(delta.thoughts).filter(|thoughts| !thoughts.is_empty()),
+                        refusal: None,
+                    },
                 };
                 serde_json::to_string(&ChatCompletion {
                     choices: choices.into_iter().map(choice).collect(),
@@ -301,7 +314,7 @@ impl ChunkWriter {
         if self.envelope.dialect == Dialect::Completions {
             return Ok(false);
         }
-        let delta = ChatDelta { role: Some("assistant"), content: Some("") };
+        let delta = ChatDelta { role: Some("assistant"), content: Some(""), reasoning_content: None, reasoning: None };
         chunk.push(&self.head)?;
         chunk.json(&ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() })?;
         self.end(0, None, chunk)?;
@@ -323,10 +336,16 @@ impl ChunkWriter {
         let start = chunk.len();
         match envelope.dialect {
             Dialect::Chat => {
-                let has_content = !delta.text.is_empty() || finish_reason.is_none();
+                let thoughts = Some(&*delta.thoughts).filter(|thoughts| !thoughts.is_empty());
+                let has_content = !delta.text.is_empty() || finish_reason.is_none() && thoughts.is_none();
                 chunk.json(&ChatPiece {
                     index: delta.choice,
-                    delta: ChatDelta { role: None, content: has_content.then_some(&*delta.text) },
+                    delta: ChatDelta {
+                        role: None,
+                        content: has_content.then_some(&*delta.text),
+                        reasoning_content: thoughts,
+                        reasoning: thoughts,
+                    },
                     logprobs: envelope.chat_logprobs(delta)?.filter(|shown| !shown.content.is_empty()),
                     finish_reason,
                     trace,
@@ -342,7 +361,8 @@ impl ChunkWriter {
         }
         // The part of the chunk whose length depends on the text, in bytes of JSON.
         let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
-            true => json_text_len(&delta.text),
+            // Thoughts are written under two names.
+            true => json_text_len(&delta.text) + 2 * json_text_len(&delta.thoughts),
             false => chunk.len() - start,
         };
         self.end(varying, last, chunk)
