@@ -20,7 +20,9 @@ pub struct Reply {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Choice {
-    /// The text.
+    /// Thoughts that the model wrote before its answer; empty for a model that writes none.
+    pub thoughts: String,
+    /// The text; of a chat, the answer without thoughts.
     pub text: String,
     /// Why it ended.
     pub finish: Finish,
@@ -44,6 +46,11 @@ impl Reply {
         self.choices.swap_remove(0).text
     }
 
+    /// Returns the thoughts of the first choice, which precede its text.
+    pub fn thoughts(&self) -> &str {
+        &self.choices[0].thoughts
+    }
+
     /// Returns why the first choice ended.
     pub fn finish(&self) -> &Finish {
         &self.choices[0].finish
@@ -57,8 +64,8 @@ impl Reply {
 impl From<Delta> for Choice {
     /// All pieces of a choice together; the last of them says why it ended.
     fn from(whole: Delta) -> Choice {
-        let Delta { text, tokens, traces, finish, score, .. } = whole;
-        Choice { text, finish: finish.unwrap_or(Finish::Deadline), tokens, traces, score }
+        let Delta { thoughts, text, tokens, traces, finish, score, .. } = whole;
+        Choice { thoughts, text, finish: finish.unwrap_or(Finish::Deadline), tokens, traces, score }
     }
 }
 

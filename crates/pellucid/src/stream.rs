@@ -39,11 +39,15 @@ impl ReplyStream {
     pub(crate) fn submit(model: &Pellucid, request: Request) -> Result<ReplyStream, Error> {
         let encoded = request.encode(model.model(), &model.loaded.tenants)?;
         let seed = encoded.request.sampling.seed;
-        let prompt = PromptRequest {
+        let is_chat = !encoded.continues_text;
+        let mut prompt = PromptRequest {
             continues_text: encoded.continues_text,
             turns: encoded.turns,
             ..PromptRequest::chat(encoded.request)
         };
+        if is_chat {
+            model.model().separate_thoughts(&mut prompt, &encoded.ending, encoded.thinking_budget);
+        }
         let mut request = GenerationRequest { stop: encoded.stops, ..GenerationRequest::new(prompt) };
         model.model().judge(&mut request).map_err(Error::Blocked)?;
         let generation = Generation::submit(model.model(), request).map_err(Error::Rejected)?;

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use pellucid_engine::{BeamParams, EarlyStopping, Scope, TenantId};
-use pellucid_generate::{ChatPrompt, LoadedModel, Turn};
+use pellucid_generate::{ChatPrompt, EncodedChat, LoadedModel, REASONING_EFFORTS, ThinkingError, Turn};
 use pellucid_sampling::{DRY_BREAKERS, Preset, SamplingParams, random_seed};
 use pellucid_tokenizer::message;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::Error;
 
@@ -83,6 +83,8 @@ pub struct Request {
     trace: bool,
     speculate: bool,
     prediction: Option<String>,
+    reasoning_effort: Option<String>,
+    thinking_budget: Option<usize>,
     tenant: Option<String>,
     priority: i32,
     timeout: Option<Duration>,
@@ -96,6 +98,9 @@ pub(crate) struct EncodedRequest {
     pub(crate) continues_text: bool,
     /// Messages of a chat, for guards.
     pub(crate) turns: Vec<Turn>,
+    /// The end of a chat's text, which may open the thoughts of the reply.
+    pub(crate) ending: String,
+    pub(crate) thinking_budget: Option<usize>,
 }
 
 impl Request {
@@ -131,6 +136,8 @@ impl Request {
             trace: false,
             speculate: true,
             prediction: None,
+            reasoning_effort: None,
+            thinking_budget: None,
             tenant: None,
             priority: 0,
             timeout: None,
@@ -276,6 +283,20 @@ impl Request {
         self
     }
 
+    /// Sets how much the model thinks before it answers: `none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`.
+    /// Rejected if the model's chat template has no such setting.
+    pub fn reasoning_effort(mut self, level: impl Into<String>) -> Request {
+        self.reasoning_effort = Some(level.into());
+        self
+    }
+
+    /// Ends thoughts that have `num_tokens` tokens, so that the model answers. Rejected if the model's chat template has
+    /// no thoughts, and by beam search.
+    pub fn thinking_budget(mut self, num_tokens: usize) -> Request {
+        self.thinking_budget = Some(num_tokens);
+        self
+    }
+
     /// Records how each token was chosen: every sampling step with its candidates, the draw, and the proposal of a
     /// drafter.
     pub fn trace(mut self) -> Request {
@@ -317,7 +338,7 @@ impl Request {
             return Err(option("prediction", "none with speculate(false)", "a prediction"));
         }
         let prediction = self.prediction.as_deref().map_or_else(Vec::new, |text| model.tokenizer.encode(text));
-        let (prompt, turns) = self.prompt_ids(model)?;
+        let (EncodedChat { ids: prompt, ending }, turns) = self.prompt_ids(model)?;
         let continues_text = matches!(self.prompt, Prompt::Text(_));
         let best_of = self.best_of.unwrap_or(self.num_choices);
         let request = pellucid_engine::Request {
@@ -334,18 +355,51 @@ impl Request {
             deadline: self.timeout,
             ..pellucid_engine::Request::new(prompt, self.sampling_params(model, best_of))
         };
-        Ok(EncodedRequest { request, stops: self.stops, continues_text, turns })
+        let thinking_budget = self.thinking_budget;
+        Ok(EncodedRequest { request, stops: self.stops, continues_text, turns, ending, thinking_budget })
+    }
+
+    /// Returns the variables of the template that set how much the model thinks.
+    fn thinking_variables(&self, model: &LoadedModel) -> Result<Map<String, Value>, Error> {
+        let thinking = model.thinking();
+        let mut variables = match self.reasoning_effort.as_deref() {
+            None => Map::new(),
+            Some(level) if !REASONING_EFFORTS.contains(&level) => {
+                return Err(option("reasoning_effort", &format!("one of {}", REASONING_EFFORTS.join(", ")), level));
+            }
+            Some(level) => {
+                let refused = |error: ThinkingError| option("reasoning_effort", &format!("none: {error}"), level);
+                thinking.settings.variables(level).map_err(refused)?
+            }
+        };
+        if let Some(budget) = self.thinking_budget {
+            if thinking.markers.is_none() || self.beams.is_some() {
+                return Err(option("thinking_budget", "a model with thoughts, and no beam search", "a budget"));
+            }
+            variables.extend(thinking.settings.budget_variables(budget));
+        }
+        Ok(variables)
     }
 
     /// Returns the ids of the prompt, and the messages of a chat.
-    fn prompt_ids(&self, model: &LoadedModel) -> Result<(Vec<u32>, Vec<Turn>), Error> {
+    fn prompt_ids(&self, model: &LoadedModel) -> Result<(EncodedChat, Vec<Turn>), Error> {
         // A text that cannot fit is refused before it is encoded.
         let prompts = model.prompts().within(model.context_len);
         let messages = match &self.prompt {
             Prompt::Text(_) if self.system.is_some() => {
                 return Err(option("system", "a chat: text has no place for instructions", "a text prompt"));
             }
-            Prompt::Text(text) => return Ok((prompts.encode_text(text).map_err(Error::Prompt)?, Vec::new())),
+            Prompt::Text(_) if self.reasoning_effort.is_some() || self.thinking_budget.is_some() => {
+                return Err(option(
+                    "thinking_budget, reasoning_effort",
+                    "a chat: text has no thoughts",
+                    "a text prompt",
+                ));
+            }
+            Prompt::Text(text) => {
+                let ids = prompts.encode_text(text).map_err(Error::Prompt)?;
+                return Ok((EncodedChat { ids, ending: String::new() }, Vec::new()));
+            }
             Prompt::Chat(messages) => messages,
         };
         if let Some(reason) = &model.template_error {
@@ -354,8 +408,9 @@ impl Request {
         let system = self.system.as_ref().map(|text| message("system", text));
         let messages = messages.iter().map(|one| message(&one.role, &one.content));
         let messages: Vec<Value> = system.into_iter().chain(messages).collect();
-        let ids = prompts.encode_chat(&ChatPrompt::new(&messages)).map_err(Error::Prompt)?;
-        Ok((ids, Turn::of_messages(&messages)))
+        let variables = self.thinking_variables(model)?;
+        let prompt = ChatPrompt { variables: Some(&variables), ..ChatPrompt::new(&messages) };
+        Ok((prompts.encode_with_ending(&prompt).map_err(Error::Prompt)?, Turn::of_messages(&messages)))
     }
 
     fn sampling_params(&self, model: &LoadedModel, best_of: usize) -> SamplingParams {
