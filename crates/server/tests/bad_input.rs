@@ -209,7 +209,6 @@ fn every_number_keeps_to_its_range() {
 fn fields_are_honoured_or_refused_by_name() {
     let server = Server::start();
     let refused = [
-        ("tools", "[{\"type\":\"function\",\"function\":{\"name\":\"f\"}}]"),
         ("functions", "[{\"name\":\"f\"}]"),
         ("function_call", "{\"name\":\"f\"}"),
         ("guided_json", "{\"type\":\"object\"}"),

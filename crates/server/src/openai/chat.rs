@@ -1,6 +1,6 @@
 //! `/v1/chat/completions`: reads a chat request and turns it into a request to the engine.
 
-use pellucid_generate::{EncodedChat, LoadedModel, PromptEnd, PromptRequest};
+use pellucid_generate::{EncodedChat, LoadedModel, PromptEnd, PromptRequest, ToolRules};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
@@ -10,6 +10,7 @@ use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, SharedFields};
 use super::speculation;
+use super::tools;
 use crate::http::error::ApiError;
 use crate::http::fields::Fields;
 use crate::http::json::Json;
@@ -89,10 +90,8 @@ impl ChatRequest {
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
         let ChatRequest { chat, mut shared, sampling } = self;
         let encoder = model.prompts().within(model.context_len);
-        if chat.conversation.tools.as_ref().is_some_and(|rules| !rules.callable().is_empty()) {
-            let message = "tools is not supported: planned for a later version";
-            return Err(ApiError::field("tools", message).code("unsupported_parameter"));
-        }
+        let rules = chat.conversation.tools.as_ref().filter(|rules| !rules.callable().is_empty());
+        let output = shared.structured_output.as_ref();
         let end = chat.prompt_end()?;
         let EncodedChat { ids, ending } = chat.conversation.encode_with_ending(end, encoder)?;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
@@ -104,14 +103,17 @@ impl ChatRequest {
             request.prediction = speculation::encode_prediction(text, model)?;
         }
         let mut prompt = PromptRequest::chat(request);
-        prompt.continues_text = end == PromptEnd::Open;
         prompt.turns = chat.conversation.turns(model)?;
-        if let Some(output) = &shared.structured_output {
-            prompt.request.constraint = Some(output.compile(model, tenant, shared.beam_width)?);
-            // The grammar describes every byte, so no space at the beginning is dropped.
-            prompt.continues_text = true;
+        match (rules, output) {
+            (Some(rules), _) => tools::plan(rules, output, model, tenant, shared.beam_width)?.apply(&mut prompt),
+            (None, Some(output)) => {
+                prompt.request.constraint = Some(output.compile(model, tenant, shared.beam_width)?);
+            }
+            (None, None) => {}
         }
-        let has_grammar = prompt.request.constraint.is_some();
+        // A grammar describes every byte, so no space at the beginning is dropped.
+        prompt.continues_text = end == PromptEnd::Open || output.is_some();
+        let has_grammar = output.is_some() || rules.is_some_and(ToolRules::is_required);
         let budget = chat.conversation.thinking_budget;
         if budget.is_some() && shared.beam_width.is_some() {
             let message = "thinking_budget cannot be combined with beam_width, because beam search samples no tokens";
@@ -119,7 +121,6 @@ impl ChatRequest {
         }
         model.separate_thoughts(&mut prompt, &ending, budget);
         Ok(Spec {
-            has_grammar,
             dialect: Dialect::Chat,
             streaming: shared.streaming(),
             prompts: vec![prompt],
@@ -127,6 +128,8 @@ impl ChatRequest {
             logprobs,
             user: shared.end_user(),
             service_tier: shared.client.tier_used(),
+            may_call: rules.is_some(),
+            has_grammar,
             stop: shared.stop,
         })
     }

@@ -154,6 +154,8 @@ impl CompletionRequest {
             logprobs: completion.logprobs,
             user: shared.end_user(),
             service_tier: shared.client.tier_used(),
+            may_call: false,
+            has_grammar: shared.structured_output.is_some(),
             stop: shared.stop,
         })
     }

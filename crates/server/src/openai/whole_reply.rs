@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{CallDelta, Delta, ReplyToken, ReplyTrace, Summary};
+use pellucid_generate::{Delta, ReplyToken, ReplyTrace, Summary};
 use pellucid_sampling::{CandidateTrace, StepTrace};
 
 use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use super::reply_json::{Envelope, finish_reason};
+use super::tools;
 use super::usage::{Extension, Usage};
 use crate::reply::parts::JsonParts;
 use crate::reply::{Dialect, Sampling};
@@ -25,11 +26,9 @@ pub(crate) fn delta_bytes(delta: &Delta) -> usize {
     };
     let tokens = delta.tokens.iter();
     let tokens = tokens.map(|token| token_bytes(token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())));
-    let calls: usize = delta.calls.iter().map(|call| size_of::<CallDelta>() + call.arguments.len()).sum();
     // Strings and vectors that grow have up to twice their length.
-    2 * (delta.text.len() + delta.thoughts.len() + calls)
-        + tokens.sum::<usize>()
-        + 2 * delta.traces.iter().map(trace).sum::<usize>()
+    let texts = 2 * (delta.text.len() + delta.thoughts.len()) + tools::calls_bytes(&delta.calls);
+    texts + tokens.sum::<usize>() + 2 * delta.traces.iter().map(trace).sum::<usize>()
 }
 
 /// Memory of a token of the reply that is reported with `num_top` log probabilities.
@@ -89,22 +88,36 @@ impl Envelope {
 
     /// Writes the fields of a choice.
     pub(crate) fn choice(&self, delta: &Arc<Delta>, parts: &mut JsonParts) {
-        let before = match self.dialect {
-            Dialect::Chat => "\"message\":{\"role\":\"assistant\",\"content\":\"",
-            Dialect::Completions => "\"text\":\"",
-        };
-        parts.literal(&format!("\"index\":{},{before}", delta.choice));
-        parts.text(ChoiceText(delta.clone()));
-        parts.literal("\"");
-        if self.dialect == Dialect::Chat {
-            if !delta.thoughts.is_empty() {
-                parts.literal(",\"reasoning_content\":\"");
-                parts.text(ChoiceThoughts(delta.clone()));
+        parts.literal(&format!("\"index\":{},", delta.choice));
+        match self.dialect {
+            Dialect::Completions => {
+                parts.literal("\"text\":\"");
+                parts.text(ChoiceText(delta.clone()));
                 parts.literal("\"");
             }
-            parts.literal(",\"refusal\":null}");
+            Dialect::Chat => self.message(delta, parts),
         }
         self.details(delta, parts);
+    }
+
+    /// Writes the assistant's message.
+    fn message(&self, delta: &Arc<Delta>, parts: &mut JsonParts) {
+        parts.literal("\"message\":{\"role\":\"assistant\",\"content\":");
+        if delta.text.is_empty() && !delta.calls.is_empty() {
+            parts.literal("null");
+        } else {
+            parts.literal("\"");
+            parts.text(ChoiceText(delta.clone()));
+            parts.literal("\"");
+        }
+        if !delta.thoughts.is_empty() {
+            parts.literal(",\"reasoning_content\":\"");
+            parts.text(ChoiceThoughts(delta.clone()));
+            parts.literal("\"");
+        }
+        parts.literal(",\"refusal\":null");
+        tools::write_calls(delta, parts);
+        parts.literal("}");
     }
 
     /// Writes the fields of a choice that follow its text.
@@ -132,7 +145,7 @@ impl Envelope {
 #[cfg(test)]
 mod tests {
     use pellucid_checkpoint::Checkpoint;
-    use pellucid_generate::{Finish, PartKind};
+    use pellucid_generate::{CallDelta, Finish, PartKind};
     use pellucid_sampling::Logprobs;
     use pellucid_testing::tiny_model;
     use pellucid_tokenizer::Tokenizer;
@@ -155,6 +168,7 @@ mod tests {
             model: "tiny/é".into(),
             fingerprint: "pellucid-test".into(),
             service_tier: logprobs.map(|_| "default"),
+            may_call: false,
             tokenizer: Arc::new(tokenizer),
         }
     }
@@ -171,13 +185,26 @@ mod tests {
         Delta { text, thoughts, tokens: (0..num_tokens).map(token).collect(), ..Delta::new(choice) }
     }
 
+    fn calls() -> Vec<CallDelta> {
+        let call = |index: usize, num: usize| CallDelta {
+            index,
+            id: Some(format!("call_{index}")),
+            name: Some("f".into()),
+            arguments: format!("{{\"a\":\"{}\"}}", "é\\n".repeat(num)),
+        };
+        vec![call(0, 4), call(1, 3000)]
+    }
+
     #[test]
     fn pieces_join_to_the_documented_json() {
         for dialect in [Dialect::Chat, Dialect::Completions] {
             for logprobs in [None, Some(0), Some(20)] {
                 let num_top = logprobs.unwrap_or(0);
                 let ended = Delta { finish: Some(Finish::MaxTokens), ..choice(1, 0, 0) };
-                let choices = vec![choice(0, 600, num_top), ended];
+                let mut choices = vec![choice(0, 600, num_top), ended];
+                if dialect == Dialect::Chat {
+                    choices.push(Delta { calls: calls(), finish: Some(Finish::ToolCalls(None)), ..choice(2, 0, 0) });
+                }
                 let sampling = Sampling {
                     fields: SamplingFields::default(),
                     params: Default::default(),

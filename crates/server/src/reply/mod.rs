@@ -53,7 +53,9 @@ pub(crate) struct Spec {
     pub(crate) user: Option<String>,
     /// The tier that the reply names, if the request named one.
     pub(crate) service_tier: Option<&'static str>,
-    /// Whether a grammar constrains the reply, or its answer.
+    /// Whether the reply may call tools.
+    pub(crate) may_call: bool,
+    /// Whether a grammar constrains the whole reply, so that one that is cut off is not complete.
     pub(crate) has_grammar: bool,
 }
 

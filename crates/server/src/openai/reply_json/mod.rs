@@ -12,6 +12,7 @@ use utoipa::ToSchema;
 
 use crate::openai::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use crate::openai::shared_fields::Streaming;
+use crate::openai::tools::{self, CallPiece, CalledTool};
 use crate::openai::usage::{Extension, Usage};
 use crate::random::{self, Padding};
 use crate::reply::buffer::{OutOfMemory, ReplyBuffer, json_text_len};
@@ -44,7 +45,7 @@ pub(crate) struct ChatChoice {
     message: AssistantMessage,
     #[schema(required)]
     logprobs: Option<ChatLogprobs>,
-    /// `stop`, `length`, or `repetition` if `loop_guard` ended the reply.
+    /// `stop`, `length`, `tool_calls`, or `repetition` if `loop_guard` ended the reply.
     #[schema(required)]
     finish_reason: Option<&'static str>,
     /// How each token was chosen, if the request sets `trace`.
@@ -59,13 +60,19 @@ pub(crate) struct ChatChoice {
 pub(crate) struct AssistantMessage {
     /// `assistant`.
     role: &'static str,
-    content: String,
+    /// Null if the model calls tools and writes no text before.
+    #[schema(required)]
+    content: Option<String>,
     /// Thoughts before the answer, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<String>,
     /// Always null: models served here have no separate refusals.
     #[schema(required)]
     refusal: Option<String>,
+    /// Calls of tools, for the client to run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    tool_calls: Vec<CalledTool>,
 }
 
 /// A whole completion.
@@ -114,17 +121,20 @@ struct ChatPiece<'a> {
     trace: Vec<Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct ChatDelta<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
+    /// `Some(None)` is null.
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<&'a str>,
+    content: Option<Option<&'a str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_content: Option<&'a str>,
     /// The same text under the name that other clients read.
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallPiece<'a>>,
 }
 
 /// The choice in a chunk of a streamed completion.
@@ -160,6 +170,8 @@ pub(crate) struct Envelope {
     pub(crate) fingerprint: String,
     /// Tier that the reply names.
     pub(crate) service_tier: Option<&'static str>,
+    /// Whether the reply may call tools.
+    pub(crate) may_call: bool,
     pub(crate) tokenizer: Arc<Tokenizer>,
 }
 
@@ -182,6 +194,7 @@ impl Envelope {
             model: model.id.clone(),
             fingerprint: model.fingerprint.clone(),
             service_tier: spec.service_tier,
+            may_call: spec.may_call,
             tokenizer: model.tokenizer.clone(),
         }
     }
@@ -225,9 +238,10 @@ impl Envelope {
                     trace: self.traces(&delta).unwrap(),
                     message: AssistantMessage {
                         role: "assistant",
-                        content: delta.text,
+                        content: Some(delta.text).filter(|text| !text.is_empty() || delta.calls.is_empty()),
                         reasoning_content: Some(delta.thoughts).filter(|thoughts| !thoughts.is_empty()),
                         refusal: None,
+                        tool_calls: delta.calls.into_iter().map(CalledTool::from).collect(),
                     },
                 };
                 serde_json::to_string(&ChatCompletion {
@@ -314,7 +328,10 @@ impl ChunkWriter {
         if self.envelope.dialect == Dialect::Completions {
             return Ok(false);
         }
-        let delta = ChatDelta { role: Some("assistant"), content: Some(""), reasoning_content: None, reasoning: None };
+        // Text may follow, but clients that join the pieces show null, as in a whole reply, if none does.
+        let content = if self.envelope.may_call { None } else { Some("") };
+        let delta =
+            ChatDelta { role: Some("assistant"), content: Some(content), ..ChatDelta::default() };
         chunk.push(&self.head)?;
         chunk.json(&ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() })?;
         self.end(0, None, chunk)?;
@@ -337,14 +354,16 @@ impl ChunkWriter {
         match envelope.dialect {
             Dialect::Chat => {
                 let thoughts = Some(&*delta.thoughts).filter(|thoughts| !thoughts.is_empty());
-                let has_content = !delta.text.is_empty() || finish_reason.is_none() && thoughts.is_none();
+                let is_plain = finish_reason.is_none() && delta.calls.is_empty() && thoughts.is_none();
+                let has_content = !delta.text.is_empty() || is_plain;
                 chunk.json(&ChatPiece {
                     index: delta.choice,
                     delta: ChatDelta {
                         role: None,
-                        content: has_content.then_some(&*delta.text),
+                        content: has_content.then_some(Some(&*delta.text)),
                         reasoning_content: thoughts,
                         reasoning: thoughts,
+                        tool_calls: delta.calls.iter().map(CallPiece::from).collect(),
                     },
                     logprobs: envelope.chat_logprobs(delta)?.filter(|shown| !shown.content.is_empty()),
                     finish_reason,
@@ -362,7 +381,9 @@ impl ChunkWriter {
         // The part of the chunk whose length depends on the text, in bytes of JSON.
         let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
             // Thoughts are written under two names.
-            true => json_text_len(&delta.text) + 2 * json_text_len(&delta.thoughts),
+            true => {
+                json_text_len(&delta.text) + 2 * json_text_len(&delta.thoughts) + tools::texts_len(&delta.calls)
+            }
             false => chunk.len() - start,
         };
         self.end(varying, last, chunk)

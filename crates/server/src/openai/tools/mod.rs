@@ -1,7 +1,9 @@
-//! Tools in requests: OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`, and in messages the calls of an
-//! assistant and the results of tools.
+//! Tools in requests (OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`), calls and results in messages, and
+//! calls in replies.
 
 mod calls;
+mod plan;
+mod reply_calls;
 mod schemas;
 
 use pellucid_generate::{MAX_TOOLS, Tool, ToolChoice, ToolError, ToolRules};
@@ -11,6 +13,8 @@ use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
 
 pub(crate) use calls::{CallReader, check_results};
+pub(crate) use plan::plan;
+pub(crate) use reply_calls::{CallPiece, CalledTool, calls_bytes, texts_len, write_calls};
 pub(crate) use schemas::{parallel_tool_calls, tool_calls, tool_choice, tools};
 
 const MAX_WORD_LEN: usize = 64;
