@@ -96,6 +96,12 @@ pub enum Error {
         /// The value in the request.
         found: String,
     },
+    /// The tools of a request, or the choice among them, are not valid.
+    #[error("the tools cannot be used")]
+    Tools(#[source] pellucid_generate::ToolError),
+    /// The schema of a tool's arguments cannot be enforced, or the model's vocabulary cannot spell its calls.
+    #[error("the tools cannot be used")]
+    Grammar(#[source] pellucid_generate::GrammarError),
     /// The engine rejected the request before it started: sizes, sampling parameters, a full queue.
     #[error("the request was rejected")]
     Rejected(#[source] pellucid_engine::Error),

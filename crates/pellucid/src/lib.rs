@@ -42,8 +42,9 @@ pub use pellucid_engine::{
     SpeculationStats, TenantId,
 };
 pub use pellucid_generate::{
-    Delta, Finish, Guard, GuardError, Guards, ModelGuard, OnGuardError, Passage, PatternGuard, PromptText, Refusal,
-    ReplyScanner, ReplyText, ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Turn, Verdict, cosine,
+    CallDelta, Delta, Finish, Guard, GuardError, Guards, ModelGuard, OnGuardError, Passage, PatternGuard, PromptText,
+    Refusal, ReplyScanner, ReplyText, ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Tool, ToolCall, ToolChoice,
+    ToolError, Turn, Verdict, cosine,
 };
 pub use pellucid_model::Pooling;
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use pellucid_generate::{Delta, Finish, ReplyToken, ReplyTrace, Summary};
+use pellucid_generate::{Delta, Finish, ReplyToken, ReplyTrace, Summary, ToolCall};
 
 /// The answer to a request. Displays as the text of its first choice.
 #[derive(Debug, Clone)]
@@ -24,6 +24,8 @@ pub struct Choice {
     pub thoughts: String,
     /// The text; of a chat, the answer without thoughts.
     pub text: String,
+    /// Calls of tools that the model made, without one that `max_tokens` cut off.
+    pub calls: Vec<ToolCall>,
     /// Why it ended.
     pub finish: Finish,
     /// The tokens with their log probabilities, if [`Request::logprobs`](crate::Request::logprobs) was set.
@@ -51,6 +53,11 @@ impl Reply {
         &self.choices[0].thoughts
     }
 
+    /// Returns the calls of tools in the first choice; see [`Choice::calls`].
+    pub fn calls(&self) -> &[ToolCall] {
+        &self.choices[0].calls
+    }
+
     /// Returns why the first choice ended.
     pub fn finish(&self) -> &Finish {
         &self.choices[0].finish
@@ -64,8 +71,9 @@ impl Reply {
 impl From<Delta> for Choice {
     /// All pieces of a choice together; the last of them says why it ended.
     fn from(whole: Delta) -> Choice {
-        let Delta { thoughts, text, tokens, traces, finish, score, .. } = whole;
-        Choice { thoughts, text, finish: finish.unwrap_or(Finish::Deadline), tokens, traces, score }
+        let Delta { thoughts, text, calls, tokens, traces, finish, score, .. } = whole;
+        let calls = calls.iter().filter_map(ToolCall::of).collect();
+        Choice { thoughts, text, calls, finish: finish.unwrap_or(Finish::Deadline), tokens, traces, score }
     }
 }
 

@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use futures_core::Stream;
-use pellucid_generate::{Delta, Generation, GenerationEvent, GenerationRequest, PromptRequest, Summary};
+use pellucid_generate::{Delta, Generation, GenerationEvent, GenerationRequest, Summary};
 
 use crate::{Error, Pellucid, Reply, Request};
 
@@ -38,17 +38,8 @@ pub struct ReplyStream {
 impl ReplyStream {
     pub(crate) fn submit(model: &Pellucid, request: Request) -> Result<ReplyStream, Error> {
         let encoded = request.encode(model.model(), &model.loaded.tenants)?;
-        let seed = encoded.request.sampling.seed;
-        let is_chat = !encoded.continues_text;
-        let mut prompt = PromptRequest {
-            continues_text: encoded.continues_text,
-            turns: encoded.turns,
-            ..PromptRequest::chat(encoded.request)
-        };
-        if is_chat {
-            model.model().separate_thoughts(&mut prompt, &encoded.ending, encoded.thinking_budget);
-        }
-        let mut request = GenerationRequest { stop: encoded.stops, ..GenerationRequest::new(prompt) };
+        let seed = encoded.prompt.request.sampling.seed;
+        let mut request = GenerationRequest { stop: encoded.stops, ..GenerationRequest::new(encoded.prompt) };
         model.model().judge(&mut request).map_err(Error::Blocked)?;
         let generation = Generation::submit(model.model(), request).map_err(Error::Rejected)?;
         let choices = (0..generation.num_choices()).map(Delta::new).collect();

@@ -100,6 +100,16 @@ pub enum ToolError {
 }
 
 impl Tool {
+    /// Returns a tool; `parameters` is the JSON schema of its arguments.
+    pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Tool {
+        Tool {
+            name: name.into(),
+            description: Some(description.into()),
+            parameters: Some(parameters),
+            definition: None,
+        }
+    }
+
     /// Returns a tool for templates in the shape that the reference implementation gives them: the request's own
     /// object, or one with `type` and `function`.
     pub fn definition(&self) -> Value {

@@ -1,45 +1,21 @@
 //! A request: a prompt and how to answer it.
 
+mod message;
+
 use std::time::Duration;
 
 use pellucid_engine::{BeamParams, EarlyStopping, Scope, TenantId};
-use pellucid_generate::{ChatPrompt, EncodedChat, LoadedModel, REASONING_EFFORTS, ThinkingError, Turn};
+use pellucid_generate::{
+    ChatPrompt, EncodedChat, LoadedModel, PromptRequest, REASONING_EFFORTS, ReplyPlan, ThinkingError, Tool, ToolChoice,
+    ToolRules, Turn,
+};
 use pellucid_sampling::{DRY_BREAKERS, Preset, SamplingParams, random_seed};
 use pellucid_tokenizer::message;
 use serde_json::{Map, Value};
 
 use crate::Error;
 
-/// One message of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or another role that the chat template knows.
-    pub role: String,
-    /// The text.
-    pub content: String,
-}
-
-impl Message {
-    /// Returns a message of any role.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Message {
-        Message { role: role.into(), content: content.into() }
-    }
-
-    /// Returns instructions for the model; they come first.
-    pub fn system(content: impl Into<String>) -> Message {
-        Message::new("system", content)
-    }
-
-    /// Returns a message of the user.
-    pub fn user(content: impl Into<String>) -> Message {
-        Message::new("user", content)
-    }
-
-    /// Returns an earlier reply of the model.
-    pub fn assistant(content: impl Into<String>) -> Message {
-        Message::new("assistant", content)
-    }
-}
+pub use message::Message;
 
 #[derive(Debug, Clone)]
 enum Prompt {
@@ -69,6 +45,9 @@ enum Prompt {
 pub struct Request {
     prompt: Prompt,
     system: Option<String>,
+    tools: Vec<Tool>,
+    tool_choice: ToolChoice,
+    parallel_calls: bool,
     sampling: SamplingParams,
     /// Whether `sampling.temperature` was set; otherwise `is_sampled` decides it.
     has_temperature: bool,
@@ -92,15 +71,8 @@ pub struct Request {
 
 /// A request that was checked and encoded for one model.
 pub(crate) struct EncodedRequest {
-    pub(crate) request: pellucid_engine::Request,
+    pub(crate) prompt: PromptRequest,
     pub(crate) stops: Vec<String>,
-    /// Whether the reply continues the prompt's text, so that a leading space belongs to it.
-    pub(crate) continues_text: bool,
-    /// Messages of a chat, for guards.
-    pub(crate) turns: Vec<Turn>,
-    /// The end of a chat's text, which may open the thoughts of the reply.
-    pub(crate) ending: String,
-    pub(crate) thinking_budget: Option<usize>,
 }
 
 impl Request {
@@ -123,6 +95,9 @@ impl Request {
         Request {
             prompt,
             system: None,
+            tools: Vec::new(),
+            tool_choice: ToolChoice::Auto,
+            parallel_calls: true,
             sampling: SamplingParams::default(),
             has_temperature: false,
             is_sampled: false,
@@ -147,6 +122,49 @@ impl Request {
     /// Sets the instructions that come before the conversation. Rejected for a text prompt.
     pub fn system(mut self, text: impl Into<String>) -> Request {
         self.system = Some(text.into());
+        self
+    }
+
+    /// Offers tools to the model. It calls them in the format of its chat template; [`Reply::calls`](crate::Reply::calls)
+    /// returns the calls, whose arguments always satisfy the schemas. Rejected for a text prompt and by beam search.
+    ///
+    /// ```
+    /// use pellucid::{Message, Pellucid, Request, Tool, ToolChoice};
+    /// use serde_json::json;
+    ///
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let model = Pellucid::open("models/tiny.gguf")?;
+    /// let dice = Tool::new("roll_dice", "Rolls dice.", json!({
+    ///     "type": "object",
+    ///     "properties": { "sides": { "type": "integer", "minimum": 2, "maximum": 20 } },
+    ///     "required": ["sides"],
+    ///     "additionalProperties": false,
+    /// }));
+    /// // The tiny model writes stories, so it is told to call the tool.
+    /// let request = Request::chat("Roll the dice.").tools([dice]).tool_choice(ToolChoice::Required).parallel_calls(false);
+    /// let reply = model.generate(request.max_tokens(200))?;
+    /// assert!((2..=20).contains(&reply.calls()[0].arguments["sides"].as_i64().unwrap()));
+    ///
+    /// let result = Message::result(&reply.calls()[0], "4");
+    /// let messages = [Message::user("Roll the dice."), Message::from(&reply), result];
+    /// println!("{}", model.generate(Request::messages(messages).max_tokens(20))?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn tools(mut self, tools: impl IntoIterator<Item = Tool>) -> Request {
+        self.tools = tools.into_iter().collect();
+        self
+    }
+
+    /// Sets whether the model may or must call tools, and which. Default: [`ToolChoice::Auto`].
+    pub fn tool_choice(mut self, choice: ToolChoice) -> Request {
+        self.tool_choice = choice;
+        self
+    }
+
+    /// Sets whether one reply may call several tools. Default: true.
+    pub fn parallel_calls(mut self, parallel_calls: bool) -> Request {
+        self.parallel_calls = parallel_calls;
         self
     }
 
@@ -338,8 +356,8 @@ impl Request {
             return Err(option("prediction", "none with speculate(false)", "a prediction"));
         }
         let prediction = self.prediction.as_deref().map_or_else(Vec::new, |text| model.tokenizer.encode(text));
-        let (EncodedChat { ids: prompt, ending }, turns) = self.prompt_ids(model)?;
-        let continues_text = matches!(self.prompt, Prompt::Text(_));
+        let plan = self.plan(model, tenant)?;
+        let (EncodedChat { ids: prompt, ending }, turns) = self.prompt_ids(model, &plan)?;
         let best_of = self.best_of.unwrap_or(self.num_choices);
         let request = pellucid_engine::Request {
             scope: Scope::of(tenant),
@@ -355,8 +373,13 @@ impl Request {
             deadline: self.timeout,
             ..pellucid_engine::Request::new(prompt, self.sampling_params(model, best_of))
         };
-        let thinking_budget = self.thinking_budget;
-        Ok(EncodedRequest { request, stops: self.stops, continues_text, turns, ending, thinking_budget })
+        let continues_text = matches!(self.prompt, Prompt::Text(_));
+        let mut prompt = PromptRequest { continues_text, turns, ..PromptRequest::chat(request) };
+        plan.apply(&mut prompt);
+        if !continues_text {
+            model.separate_thoughts(&mut prompt, &ending, self.thinking_budget);
+        }
+        Ok(EncodedRequest { prompt, stops: self.stops })
     }
 
     /// Returns the variables of the template that set how much the model thinks.
@@ -381,8 +404,22 @@ impl Request {
         Ok(variables)
     }
 
-    /// Returns the ids of the prompt, and the messages of a chat.
-    fn prompt_ids(&self, model: &LoadedModel) -> Result<(EncodedChat, Vec<Turn>), Error> {
+    /// Returns the plan of a reply that may call tools.
+    fn plan(&self, model: &LoadedModel, tenant: TenantId) -> Result<ReplyPlan, Error> {
+        let rules = ToolRules::new(self.tools.clone(), self.tool_choice.clone(), self.parallel_calls);
+        let rules = rules.map_err(Error::Tools)?;
+        if rules.callable().is_empty() {
+            return Ok(ReplyPlan::default());
+        }
+        match (&self.prompt, &self.beams) {
+            (Prompt::Text(_), _) => Err(option("tools", "a chat: text has no place for tools", "a text prompt")),
+            (_, Some(_)) => Err(option("tools", "none with beam search", "tools")),
+            _ => model.plan_reply(tenant, &rules, None).map_err(Error::Grammar),
+        }
+    }
+
+    /// Returns the ids of the prompt, and the messages of a chat, for guards.
+    fn prompt_ids(&self, model: &LoadedModel, plan: &ReplyPlan) -> Result<(EncodedChat, Vec<Turn>), Error> {
         // A text that cannot fit is refused before it is encoded.
         let prompts = model.prompts().within(model.context_len);
         let messages = match &self.prompt {
@@ -406,10 +443,10 @@ impl Request {
             return Err(Error::Template { reason: reason.clone() });
         }
         let system = self.system.as_ref().map(|text| message("system", text));
-        let messages = messages.iter().map(|one| message(&one.role, &one.content));
+        let messages = messages.iter().map(Message::to_value);
         let messages: Vec<Value> = system.into_iter().chain(messages).collect();
         let variables = self.thinking_variables(model)?;
-        let prompt = ChatPrompt { variables: Some(&variables), ..ChatPrompt::new(&messages) };
+        let prompt = ChatPrompt { variables: Some(&variables), tools: plan.tools(), ..ChatPrompt::new(&messages) };
         Ok((prompts.encode_with_ending(&prompt).map_err(Error::Prompt)?, Turn::of_messages(&messages)))
     }
 
