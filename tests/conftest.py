@@ -12,6 +12,7 @@ def pytest_addoption(parser):
     parser.addoption("--binaries", type=Path, default=repository / "target/debug", help="folder of the built programs")
     parser.addoption("--examples", default="10", help="number of Schemathesis examples per operation")
     parser.addoption("--structured-replies", default="300", help="number of replies that a JSON validator checks")
+    parser.addoption("--agent-model", type=Path, help="a model that follows instructions, for test_agent.py")
     parser.addoption("--node-modules", type=Path, help="folder with the npm package openai")
 
 

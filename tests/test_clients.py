@@ -164,10 +164,10 @@ def refusals(ask):
         (lambda: ask(model="other"), openai.NotFoundError, "model_not_found", "model"),
         (lambda: ask(temperature=3), openai.BadRequestError, "out_of_range", "temperature"),
         (
-            lambda: ask(tools=[{"type": "function", "function": {"name": "f"}}]),
+            lambda: ask(tools=[{"type": "custom", "custom": {"name": "f"}}]),
             openai.BadRequestError,
-            "unsupported_parameter",
-            "tools",
+            "unsupported_value",
+            "tools[0].type",
         ),
         (lambda: ask(max_tokens=5000), openai.BadRequestError, "context_length_exceeded", "messages"),
         (lambda: ask(extra_body={"tempreature": 1}), openai.BadRequestError, "unknown_parameter", "tempreature"),
