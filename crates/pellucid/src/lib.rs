@@ -43,8 +43,8 @@ pub use pellucid_engine::{
 };
 pub use pellucid_generate::{
     CallDelta, Delta, Finish, Guard, GuardError, Guards, ModelGuard, OnGuardError, Passage, PatternGuard, PromptText,
-    Refusal, ReplyScanner, ReplyText, ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Tool, ToolCall, ToolChoice,
-    ToolError, Turn, Verdict, cosine,
+    Refusal, ReplyScanner, ReplyText, ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Tool, ToolCall,
+    ToolChoice, ToolError, Turn, Verdict, cosine,
 };
 pub use pellucid_model::Pooling;
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};

@@ -146,7 +146,6 @@ impl CompletionRequest {
             prompts.push(PromptRequest { echo, drops_output, ..PromptRequest::text(request) });
         }
         Ok(Spec {
-            has_grammar: constraint.is_some(),
             dialect: Dialect::Completions,
             streaming: shared.streaming(),
             prompts,

@@ -330,8 +330,7 @@ impl ChunkWriter {
         }
         // Text may follow, but clients that join the pieces show null, as in a whole reply, if none does.
         let content = if self.envelope.may_call { None } else { Some("") };
-        let delta =
-            ChatDelta { role: Some("assistant"), content: Some(content), ..ChatDelta::default() };
+        let delta = ChatDelta { role: Some("assistant"), content: Some(content), ..ChatDelta::default() };
         chunk.push(&self.head)?;
         chunk.json(&ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() })?;
         self.end(0, None, chunk)?;
@@ -381,9 +380,7 @@ impl ChunkWriter {
         // The part of the chunk whose length depends on the text, in bytes of JSON.
         let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
             // Thoughts are written under two names.
-            true => {
-                json_text_len(&delta.text) + 2 * json_text_len(&delta.thoughts) + tools::texts_len(&delta.calls)
-            }
+            true => json_text_len(&delta.text) + 2 * json_text_len(&delta.thoughts) + tools::texts_len(&delta.calls),
             false => chunk.len() - start,
         };
         self.end(varying, last, chunk)
