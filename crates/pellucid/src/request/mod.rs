@@ -125,8 +125,9 @@ impl Request {
         self
     }
 
-    /// Offers tools to the model. It calls them in the format of its chat template; [`Reply::calls`](crate::Reply::calls)
-    /// returns the calls, whose arguments always satisfy the schemas. Rejected for a text prompt and by beam search.
+    /// Offers tools to the model. It calls them in the format of its chat template;
+    /// [`Reply::calls`](crate::Reply::calls) returns the calls, whose arguments always satisfy the schemas.
+    /// Rejected for a text prompt and by beam search.
     ///
     /// ```
     /// use pellucid::{Message, Pellucid, Request, Tool, ToolChoice};
@@ -141,7 +142,8 @@ impl Request {
     ///     "additionalProperties": false,
     /// }));
     /// // The tiny model writes stories, so it is told to call the tool.
-    /// let request = Request::chat("Roll the dice.").tools([dice]).tool_choice(ToolChoice::Required).parallel_calls(false);
+    /// let request = Request::chat("Roll the dice.").tools([dice]).tool_choice(ToolChoice::Required);
+    /// let request = request.parallel_calls(false);
     /// let reply = model.generate(request.max_tokens(200))?;
     /// assert!((2..=20).contains(&reply.calls()[0].arguments["sides"].as_i64().unwrap()));
     ///
@@ -308,8 +310,8 @@ impl Request {
         self
     }
 
-    /// Ends thoughts that have `num_tokens` tokens, so that the model answers. Rejected if the model's chat template has
-    /// no thoughts, and by beam search.
+    /// Ends thoughts that have `num_tokens` tokens, so that the model answers. Rejected if the model's chat template
+    /// has no thoughts, and by beam search.
     pub fn thinking_budget(mut self, num_tokens: usize) -> Request {
         self.thinking_budget = Some(num_tokens);
         self

@@ -9,7 +9,8 @@ use support::{Server, Setup, chat_body};
 
 /// Begins the thoughts in the prompt, unless thinking is off, and writes earlier ones.
 const TEMPLATE: &str = "{% for m in messages %}[turn]{{ m.role }}: \
-    {% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}[end]{% endfor %}\
+    {% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}\
+    {{ m.content }}[end]{% endfor %}\
     {% if add_generation_prompt %}[turn]{% if enable_thinking is defined and not enable_thinking %}<think></think>\
     {% else %}<think>\n{% endif %}{% endif %}";
 

@@ -3,7 +3,7 @@
 It needs a model that can follow instructions, Qwen2.5-Coder-1.5B-Instruct by default, and is skipped without one:
 
     pellucid pull qwen2.5-coder-1.5b
-    python -m pytest tests/test_agent.py -s --binaries target/release --agent-model PATH/OF/THE/MODEL.gguf
+    python -m pytest tests/clients/test_agent.py -s --binaries target/release --agent-model PATH/OF/THE/MODEL.gguf
 """
 
 import json

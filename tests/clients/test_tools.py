@@ -55,7 +55,7 @@ MODELS = {"Weather": Weather, "Clock": Clock}
 
 @pytest.fixture(scope="module")
 def server(binaries):
-    story = TESTS.parent / "crates/pellucid/models/tiny.gguf"
+    story = TESTS.parent.parent / "crates/pellucid/models/tiny.gguf"
     with Server(binaries, story, "--chat-template", TESTS / "hermes.jinja") as server:
         yield server
 

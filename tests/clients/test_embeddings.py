@@ -10,7 +10,7 @@ import pytest
 from serving import MODEL, TIMEOUT_S, Server
 
 # A tiny encoder with random weights, which the Rust tests use too.
-ENCODER = Path(__file__).parent.parent / "crates/selftest/fixtures/encoders/bert"
+ENCODER = Path(__file__).parent.parent.parent / "crates/selftest/fixtures/encoders/bert"
 TEXTS = ["a cat on a mat", "the dog barks"]
 
 
