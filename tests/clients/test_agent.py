@@ -21,7 +21,7 @@ FILES = {"notes.txt": "Call Anna on Monday.", "order-7.txt": "Customer: Ben\nIte
 MAX_STEPS = 10
 
 
-def tool(name, description, **properties):
+def tool(name, description, /, **properties):
     parameters = {
         "type": "object",
         "properties": {key: {"type": "string", "description": text} for key, text in properties.items()},

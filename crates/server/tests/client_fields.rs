@@ -187,7 +187,6 @@ fn errors_about_routes_name_what_was_asked_and_what_there_is() {
         ("/responses", "/v1/responses"),
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/v1/chat/completions/", "/v1/chat/completions"),
-        ("/models", "/v1/models"),
         ("/v1/tokenize", "/tokenize"),
     ] {
         let unknown = message("POST", path, 404);

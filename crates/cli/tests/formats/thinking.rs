@@ -73,7 +73,7 @@ fn a_pipe_gets_the_answer_alone() {
 fn explain_shows_the_forced_end_of_the_thoughts() {
     let thinker = Thinker::new();
     let ran = thinker.run("explain", &["--thinking-budget", "1", "--max-tokens", "3"]);
-    assert!(ran.ok().contains("which have reached thinking_budget (1)"), "{}", ran.ok());
+    assert!(ran.ok().contains("which have reached thinking_budget"), "{}", ran.ok());
 }
 
 #[test]

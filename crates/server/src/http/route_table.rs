@@ -44,8 +44,8 @@ impl RouteTable {
     fn similar(&self, path: &str) -> Option<&str> {
         let path = path.trim_end_matches('/');
         let meant = [format!("/v1{path}"), path.replacen("/v1/v1/", "/v1/", 1), path.replacen("/v1/", "/", 1)];
-        let is_meant = |route: &&(String, Vec<&str>)| !path.is_empty() && (route.0 == path || meant.contains(&route.0));
-        self.0.iter().find(is_meant).map(|(path, _)| path.as_str())
+        let routes = || self.0.iter().map(|(route, _)| route.as_str()).filter(|_| !path.is_empty());
+        routes().find(|route| *route == path).or_else(|| routes().find(|route| meant.iter().any(|one| one == route)))
     }
 
     /// Returns the error for a method that a route does not have. `route` is its path in the router.

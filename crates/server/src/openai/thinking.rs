@@ -95,5 +95,5 @@ pub(super) fn check_thoughts(path: &str, messages: &[ChatMessage], model: &Loade
 pub(crate) fn reasoning_effort() -> RefOr<Schema> {
     let description = "Amount of thinking before the answer; refused if the model's chat template has no such setting";
     let levels: Vec<Value> = REASONING_EFFORTS.iter().map(|&level| level.into()).chain([Value::Null]).collect();
-    schemas::schema(json!({ "description": description, "enum": levels }))
+    schemas::schema(json!({ "description": description, "type": ["string", "null"], "enum": levels }))
 }
