@@ -1,7 +1,6 @@
 """OpenAI's Responses API through the official client, used as in its documentation; only the base URL differs."""
 
 import openai
-import pydantic
 import pytest
 
 from conftest import ALICE, BOB
@@ -62,17 +61,6 @@ def test_a_stream_equals_the_whole_response(client, create):
         final = stream.get_final_response()
     assert final.status == "completed"
     assert final.output_text == (texts[-1] if texts else "")
-
-
-def test_an_answer_is_parsed(client):
-    class Answer(pydantic.BaseModel):
-        is_red: bool
-
-    asked = {"model": MODEL, "input": "Is it red?", "text_format": Answer, "max_output_tokens": 100}
-    response = client.responses.parse(**asked)
-    assert isinstance(response.output_parsed, Answer)
-    with client.responses.stream(**asked) as stream:
-        assert isinstance(stream.get_final_response().output_parsed, Answer)
 
 
 def test_responses_are_stored(client, create, guarded):

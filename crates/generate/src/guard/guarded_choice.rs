@@ -33,13 +33,16 @@ pub(crate) struct Piece {
 #[derive(Debug)]
 pub(crate) struct GuardedChoice {
     stages: Vec<Stage>,
+    /// Whether the last piece was returned. Guards before the one that blocked may still hold pieces, which nobody
+    /// will read.
+    has_ended: bool,
 }
 
 impl GuardedChoice {
     /// Returns the guards of a choice whose prompt they have passed; verdicts arrive through `verdicts`.
     pub(crate) fn new(guards: &Guards, prompt: &Arc<PromptText>, verdicts: &VerdictSender) -> GuardedChoice {
         let stage = |number| Stage::new(guards, number, prompt, verdicts);
-        GuardedChoice { stages: (0..guards.len()).map(stage).collect() }
+        GuardedChoice { stages: (0..guards.len()).map(stage).collect(), has_ended: false }
     }
 
     /// Adds the next piece and returns those that every guard has passed. The last one has a finish:
@@ -56,18 +59,19 @@ impl GuardedChoice {
 
     /// Whether pieces are held back.
     pub(crate) fn holds_pieces(&self) -> bool {
-        self.stages.iter().any(|stage| !stage.held.is_empty())
+        !self.has_ended && self.stages.iter().any(|stage| !stage.held.is_empty())
     }
 
     /// Whether so much waits for a verdict that the engine has to wait as well.
     pub(crate) fn is_congested(&self) -> bool {
-        self.stages.iter().any(|stage| stage.is_waiting() && stage.held.len() >= MAX_WAITING_PIECES)
+        !self.has_ended && self.stages.iter().any(|stage| stage.is_waiting() && stage.held.len() >= MAX_WAITING_PIECES)
     }
 
     fn pass_on(&mut self, first: usize, mut pieces: Vec<Piece>) -> Vec<Piece> {
         for stage in &mut self.stages[first..] {
             pieces = pieces.into_iter().flat_map(|piece| stage.push(piece)).collect();
         }
+        self.has_ended |= pieces.iter().any(|piece| piece.delta.finish.is_some());
         pieces
     }
 }
