@@ -23,7 +23,7 @@ impl PartialSchema for MessagesRequest {
             "stop_sequences": { "type": ["array", "null"], "maxItems": 16,
                 "items": { "type": "string", "minLength": 1, "maxLength": 128 } },
             "temperature": { "type": ["number", "null"], "minimum": 0, "maximum": 2 },
-            "top_p": { "type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1 },
+            "top_p": { "type": ["number", "null"], "minimum": 0, "maximum": 1 },
             "top_k": { "type": ["integer", "null"], "minimum": 0, "maximum": i32::MAX },
             "seed": { "type": ["integer", "null"], "minimum": 0, "maximum": i64::MAX,
                 "description": "Not in Anthropic's API: the same seed gives the same reply" },

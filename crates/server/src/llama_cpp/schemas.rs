@@ -51,7 +51,7 @@ fn common() -> Value {
         "stream": { "type": ["boolean", "null"] },
         "temperature": { "type": ["number", "null"], "minimum": 0, "maximum": 2 },
         "top_k": { "type": ["integer", "null"], "minimum": 0, "maximum": i32::MAX },
-        "top_p": { "type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1 },
+        "top_p": { "type": ["number", "null"], "minimum": 0, "maximum": 1 },
         "seed": { "type": ["integer", "null"], "minimum": -1, "maximum": i64::MAX },
         "grammar": { "type": ["string", "null"], "description": "In GBNF or Lark" },
         "json_schema": { "type": ["object", "null"] },
