@@ -37,6 +37,9 @@ const MAX_GRAMMAR_SIZE: usize = 200_000;
 /// White space between the tokens of JSON: a space, or a line break with its indentation. Without a bound, a model can
 /// fill a reply with white space.
 const JSON_WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,64}";
+/// White space between the tokens of JSON in a call. Nobody reads a call, so it needs no line breaks, with which a weak
+/// model fills its reply.
+const CALL_WHITESPACE: &str = r"\x20";
 
 /// Compiles grammars for the vocabulary of one model. Shared between threads.
 pub struct GrammarCompiler {
@@ -162,11 +165,16 @@ fn in_one_line(text: &str) -> String {
 
 /// Returns the grammar of a JSON schema.
 fn json_grammar(document: &Value) -> GrammarWithLexer {
-    GrammarWithLexer::from_json_schema(json_schema(document))
+    GrammarWithLexer::from_json_schema(json_schema(document, JSON_WHITESPACE))
 }
 
-/// Returns a JSON schema for the parser, with this crate's white space.
-pub(crate) fn json_schema(document: &Value) -> Value {
+/// Returns the JSON schema of arguments of a call for the parser.
+pub(crate) fn call_schema(document: &Value) -> Value {
+    json_schema(document, CALL_WHITESPACE)
+}
+
+/// Returns a JSON schema for the parser, with an expression for the white space between tokens.
+fn json_schema(document: &Value, whitespace: &str) -> Value {
     let mut schema = match document {
         // The options are a member of the schema, so a boolean has to be written as an object.
         Value::Bool(true) => json!({}),
@@ -174,7 +182,7 @@ pub(crate) fn json_schema(document: &Value) -> Value {
         schema => schema.clone(),
     };
     schema::rewrite(&mut schema);
-    let options = JsonCompileOptions { whitespace_pattern: Some(JSON_WHITESPACE.into()), ..Default::default() };
+    let options = JsonCompileOptions { whitespace_pattern: Some(whitespace.into()), ..Default::default() };
     options.apply_to(&mut schema);
     schema
 }

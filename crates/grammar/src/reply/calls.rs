@@ -389,7 +389,7 @@ pub(super) fn structure_token<'t>(tokenizer: &Tokenizer, text: &'t str) -> Optio
 }
 
 fn json_rule(schema: &Value) -> String {
-    format!("%json {}", compiler::json_schema(schema))
+    format!("%json {}", compiler::call_schema(schema))
 }
 
 fn alternatives(choices: &[String]) -> String {
