@@ -1,5 +1,6 @@
 //! The OpenAPI document: generated from the types of the routes, then completed with what depends on the served model.
 
+mod replies;
 pub(crate) mod schemas;
 
 use std::borrow::Cow;
@@ -161,7 +162,8 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models
         .title("Pellucid")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(
-            "LLM inference with the APIs of OpenAI, Anthropic, Ollama and llama.cpp, and routes for tokens, health and metrics.",
+            "LLM inference with the APIs of OpenAI, Anthropic, Ollama and llama.cpp, and routes for tokens, health and \
+             metrics.",
         ))
         .build();
     api.servers = None;
@@ -224,6 +226,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models
             ]);
         }
     }
+    replies::describe(&mut document);
     document
 }
 
@@ -232,8 +235,9 @@ fn add_conversation(schema: &mut Value, is_required: bool) {
     if let Value::Object(fields) = json!(Conversation::schema())["properties"].take() {
         fields.into_iter().for_each(|(name, field)| schema["properties"][name] = field);
     }
-    if is_required {
-        schema["required"] = json!(["messages"]);
+    match is_required {
+        true => schema["required"] = json!(["messages"]),
+        false => schema["properties"]["messages"]["type"] = json!(["array", "null"]),
     }
 }
 
