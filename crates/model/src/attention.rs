@@ -34,9 +34,9 @@ pub(crate) fn forward(
         normalise_heads(backend, config, query_norm, &mut a.queries, &mut a.attended)?;
         normalise_heads(backend, config, key_norm, &mut a.keys, &mut a.spare_keys)?;
     }
-    let rope = match config.positions {
-        Positions::Rope { style, .. } => {
-            Some(Rope { angles: &a.angles[layer.rope], head_size: config.head_size, style })
+    let rope = match (&config.positions, layer.rope) {
+        (Positions::Rope { style, .. }, Some(table)) => {
+            Some(Rope { angles: &a.angles[table], head_size: config.head_size, style: *style })
         }
         _ => None,
     };

@@ -69,9 +69,10 @@ impl SyntheticModel {
 
     /// All models.
     #[rustfmt::skip]
-    pub const ALL: [SyntheticModel; 15] = [
+    pub const ALL: [SyntheticModel; 16] = [
         model("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),
         model("smollm2-1.7b", "llama", (49_152, 2_048, 24), (32, 32, 64), (8_192, 8_192, 1.3e5), true),
+        model("smollm3-3b", "smollm3", (128_256, 2_048, 36), (16, 4, 128), (11_008, 65_536, 5e6), true),
         model("tinyllama-1.1b", "llama", (32_000, 2_048, 22), (32, 4, 64), (5_632, 2_048, 1e4), false),
         model("llama-3.2-1b", "llama", (128_256, 2_048, 16), (32, 8, 64), (8_192, 131_072, 5e5), true),
         model("llama-3.2-3b", "llama", (128_256, 3_072, 28), (24, 8, 128), (8_192, 131_072, 5e5), true),
@@ -260,6 +261,7 @@ mod tests {
         };
         // As stated by the publishers.
         assert_eq!(parameters("SmolLM2-135M"), 134_515_008);
+        assert_eq!(parameters("smollm3-3b"), 3_075_098_624);
         assert_eq!(parameters("llama-3.2-1b"), 1_235_814_400);
         assert_eq!(parameters("llama-3.1-8b"), 8_030_261_248);
         assert_eq!(parameters("qwen2.5-0.5b"), 494_032_768);
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_synthetic_model_opens_like_a_file() {
-        let names = ["smollm2-135m", "mixtral-8x7b", "qwen3-30b-a3b"];
+        let names = ["smollm2-135m", "smollm3-3b", "mixtral-8x7b", "qwen3-30b-a3b"];
         let models = names.map(|name| SyntheticModel::named(name).expect("a known model").miniature());
         for (model, scheme) in models.iter().flat_map(|model| QuantScheme::ALL.map(|scheme| (model, scheme))) {
             let checkpoint = model.checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");

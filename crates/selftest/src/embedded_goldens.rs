@@ -24,7 +24,7 @@ macro_rules! golden {
     };
 }
 
-static GOLDENS: [Files; 23] = [
+static GOLDENS: [Files; 25] = [
     golden!("gemma2"),
     golden!("gemma3"),
     golden!("gemma3-old"),
@@ -47,6 +47,8 @@ static GOLDENS: [Files; 23] = [
     golden!("qwen3-moe-mixed"),
     golden!("qwen3-moe-step"),
     golden!("smollm2"),
+    golden!("smollm3"),
+    golden!("smollm3-list"),
     golden!("xglm"),
 ];
 

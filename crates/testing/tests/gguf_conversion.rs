@@ -133,6 +133,7 @@ fn a_model_that_gguf_cannot_express_is_rejected_by_name() {
         ("gemma3-old", &["gemma3", "the attention scale"]),
         ("qwen2-window", &["qwen2", "the window of layer 1 is 8 positions", "read as none"]),
         ("qwen3-moe-mixed", &["qwen3-moe", "the MLP of layer 1 is one dense MLP"]),
+        ("smollm3-list", &["smollm3", "the window of layer 0 is 8 positions", "read as none"]),
         ("qwen3-moe-step", &["qwen3-moe", "the mixture of experts", "unnormalised weights, but"]),
     ];
     let refused: Vec<(String, String)> = (goldens().iter())

@@ -86,7 +86,7 @@ fn add_sliding_rope(config: &mut DecoderConfig, base: f32) {
     if let Positions::Rope { tables, .. } = &mut config.positions {
         tables.push(RopeConfig { base, rotary_size, scaling: RopeScaling::None });
     }
-    config.layers.iter_mut().for_each(|layer| layer.rope = usize::from(layer.window.is_some()));
+    config.layers.iter_mut().for_each(|layer| layer.rope = Some(usize::from(layer.window.is_some())));
 }
 
 fn read_common(fields: Fields<'_>, blueprint: &mut Blueprint, period: usize) -> Result<(), Error> {

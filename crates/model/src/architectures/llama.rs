@@ -10,7 +10,7 @@ use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
-use crate::config::{LayerConfig, Positions};
+use crate::config::{DecoderConfig, LayerConfig, Positions};
 
 /// Also used by Mistral and Mixtral.
 pub(super) const GGUF: GgufForm = GgufForm { name: "llama", read: read_gguf };
@@ -28,12 +28,16 @@ pub(super) const LLAMA: Family = Family {
 pub(super) const MISTRAL: Family =
     Family { name: "mistral", gguf: Some(&GGUF), hugging_face: &["mistral"], read_hugging_face: read_mistral };
 
-fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
-    let config = &mut blueprint.config;
-    // The converter reorders the rows of Wq and Wk so that adjacent values are rotated together.
+/// Marks a file whose converter reordered the rows of Wq and Wk so that adjacent values are rotated together.
+pub(super) fn rotates_adjacent_values(config: &mut DecoderConfig) {
     if let Positions::Rope { style, .. } = &mut config.positions {
         *style = RopeStyle::Interleaved;
     }
+}
+
+fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+    let config = &mut blueprint.config;
+    rotates_adjacent_values(config);
     let window = keys.opt_usize("attention.sliding_window")?.filter(|&window| window > 0);
     config.layers.iter_mut().for_each(|layer| layer.window = window);
     super::mixtral::read_gguf_experts(keys, config)

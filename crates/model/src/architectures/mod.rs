@@ -8,6 +8,7 @@ mod mixtral;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
 mod xglm;
 
 use pellucid_checkpoint::{Checkpoint, Source};
@@ -48,6 +49,7 @@ const FAMILIES: &[Family] = &[
     phi3::PHI3,
     gpt2::GPT2,
     xglm::XGLM,
+    smollm3::SMOLLM3,
 ];
 
 /// Returns the names of the supported families.

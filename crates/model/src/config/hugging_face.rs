@@ -67,6 +67,12 @@ impl<'a> Fields<'a> {
         self.typed(key, "true or false", Value::as_bool)
     }
 
+    /// Returns the error for a list that must have at least one entry for each of `num_layers` layers.
+    pub(crate) fn bad_list(&self, key: &str, num_layers: usize) -> Error {
+        let expected = format!("{num_layers} entries, one for each layer");
+        self.bad(key, &expected, self.get(key).unwrap_or(&Value::Null))
+    }
+
     /// Refuses a bool other than `value`, which would change the arithmetic in a way that is not implemented. Absent
     /// counts as `value`.
     pub(crate) fn must_be(&self, key: &str, value: bool) -> Result<(), Error> {
@@ -138,11 +144,16 @@ fn extended_len(max_positions: usize, rope: &RopeConfig) -> usize {
 
 /// Reads the configuration of a Llama. The families then set what is different.
 pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
+    llama_with_base(fields, 10_000.0)
+}
+
+/// Reads the configuration of a Llama whose rotary base is `default_base` unless the file states it.
+pub(crate) fn llama_with_base(fields: Fields<'_>, default_base: f32) -> Result<DecoderConfig, Error> {
     let hidden_size = fields.usize("hidden_size")?;
     let num_heads = fields.usize("num_attention_heads")?;
     let head_size = head_size(fields, hidden_size, num_heads)?;
     let rotary_size = rotary_size(fields, head_size)?;
-    let rope = rope(fields, None, 10_000.0, rotary_size)?;
+    let rope = rope(fields, None, default_base, rotary_size)?;
     Ok(DecoderConfig {
         hidden_size,
         num_heads,

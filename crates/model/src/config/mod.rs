@@ -53,15 +53,15 @@ pub struct DecoderConfig {
 pub struct LayerConfig {
     /// Number of positions that a query attends to, its own included; `None` for all.
     pub window: Option<usize>,
-    /// Index of the rotary table that it uses.
-    pub rope: usize,
+    /// Index of the rotary table that it uses; `None` if it does not rotate queries and keys.
+    pub rope: Option<usize>,
     /// Whether it has experts in place of the dense MLP.
     pub experts: bool,
 }
 
 impl LayerConfig {
     /// Attends to all positions, uses the first rotary table, has a dense MLP.
-    pub const PLAIN: LayerConfig = LayerConfig { window: None, rope: 0, experts: false };
+    pub const PLAIN: LayerConfig = LayerConfig { window: None, rope: Some(0), experts: false };
 }
 
 /// The kind of all norms of a decoder.
@@ -231,7 +231,7 @@ impl DecoderConfig {
                 return bad("finite frequencies".into(), format!("{:?}", rope.scaling));
             }
         }
-        if self.layers.iter().any(|layer| layer.rope >= tables.len()) {
+        if self.layers.iter().filter_map(|layer| layer.rope).any(|rope| rope >= tables.len()) {
             return Err(Error::MissingSetting { key: "rotary positions of a layer".into() });
         }
         Ok(())

@@ -60,6 +60,10 @@ fn difference(folder: &DecoderConfig, file: &DecoderConfig) -> (String, String, 
         if ours.window != theirs.window {
             return (format!("the window of layer {layer}"), window(*ours), window(*theirs));
         }
+        if ours.rope != theirs.rope {
+            let kind = |layer: &LayerConfig| layer.rope.map_or("none".into(), |table| format!("rotary table {table}"));
+            return (format!("the rotation of layer {layer}"), kind(ours), kind(theirs));
+        }
         if ours.experts != theirs.experts {
             let kind = |layer: &LayerConfig| if layer.experts { "experts" } else { "one dense MLP" };
             return (format!("the MLP of layer {layer}"), kind(ours).into(), kind(theirs).into());
