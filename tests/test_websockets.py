@@ -1,7 +1,7 @@
 """Attacks on the built server over WebSockets. They write frames by hand: client libraries refuse to send such frames.
 
-The tests of crates/server/tests/websocket.rs check the same bounds by the server's own counts; these check the memory
-and the threads of the whole process.
+The tests of crates/server/tests/server/limits/websocket.rs check the same bounds by the server's own counts; these
+check the memory and the threads of the whole process.
 """
 
 import json

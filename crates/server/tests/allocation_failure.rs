@@ -14,6 +14,7 @@
 //! This is a separate test program because it replaces the allocator of the whole process. An allocation that cannot
 //! report its failure aborts the process, so the test fails there.
 
+#[path = "server/support/mod.rs"]
 mod support;
 
 use std::alloc::{GlobalAlloc, Layout, System};

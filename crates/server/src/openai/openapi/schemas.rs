@@ -1,6 +1,6 @@
 //! Schemas of fields that no Rust type describes exactly, for the OpenAPI document: a text or several, token ids, maps.
 //!
-//! `crates/server/tests/openapi.rs` compares the document with the parser.
+//! `crates/server/tests/server/openapi.rs` compares the document with the parser.
 
 use pellucid_sampling::{
     MAX_VOCAB_SIZE, OPTIONS, OptionKind, Preset, SamplingOption, SamplingParams, StepKind, ValueRef,

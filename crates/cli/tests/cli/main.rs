@@ -1,0 +1,15 @@
+//! The built program, run as a user runs it.
+
+mod bench_and_prove;
+mod chat_template;
+mod embed;
+mod explain;
+mod files;
+mod formats;
+mod inspect_and_tokenize;
+mod run;
+mod serve;
+mod speculate;
+mod support;
+mod unwritable_output;
+mod usage;

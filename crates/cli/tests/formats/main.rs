@@ -1,6 +1,0 @@
-//! The form of replies through the built program: grammars, and thoughts apart from answers.
-
-mod structured_output;
-#[path = "../support/mod.rs"]
-mod support;
-mod thinking;

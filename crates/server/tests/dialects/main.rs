@@ -1,9 +1,0 @@
-//! APIs other than OpenAI's, which become requests of OpenAI's and answer in their own form.
-
-#[path = "../support/mod.rs"]
-mod support;
-
-mod anthropic;
-mod llama_cpp;
-mod ollama;
-mod responses;

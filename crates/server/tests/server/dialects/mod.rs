@@ -1,0 +1,6 @@
+//! APIs other than OpenAI's, which become requests of OpenAI's and answer in their own form.
+
+mod anthropic;
+mod llama_cpp;
+mod ollama;
+mod responses;

@@ -1,0 +1,106 @@
+//! Guards over HTTP: refusals of prompts, replies that end with `content_filter`, metrics.
+
+use std::sync::Arc;
+
+use crate::support::socket::Socket;
+use crate::support::{Server, Setup, chat_body};
+use pellucid_generate::{Guard, GuardError, Guards, OnGuardError, PatternGuard, PromptText, ReplyText, Verdict};
+use serde_json::Value;
+
+fn guarded(patterns: &str) -> Server {
+    let guard = PatternGuard::parse(patterns).unwrap();
+    Server::with(Setup { guards: Guards::new(vec![Arc::new(guard)], OnGuardError::Closed), ..Setup::default() })
+}
+
+const LONG: &str = "\"max_tokens\":60,\"ignore_eos\":true,\"logprobs\":true,\"seed\":1";
+
+fn content(reply: &Value) -> &str {
+    reply["choices"][0]["message"]["content"].as_str().unwrap()
+}
+
+/// Returns the contents and the last finish reason of a stream's chunks.
+fn joined(chunks: &[Value]) -> (String, String) {
+    let choices = || chunks.iter().flat_map(|chunk| chunk["choices"].as_array().into_iter().flatten());
+    let text = choices().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+    let finish = choices().filter_map(|choice| choice["finish_reason"].as_str()).next_back().unwrap();
+    (text, finish.into())
+}
+
+#[test]
+fn a_blocked_reply_ends_with_content_filter_everywhere() {
+    let whole = Server::start().chat(LONG).ok();
+    let text = content(&whole);
+    let from = text.char_indices().nth(text.chars().count() / 2).unwrap().0;
+    let phrase: String = text[from..].chars().take(5).collect();
+    let before = text.split_once(&phrase).unwrap().0;
+    let expression: String = phrase.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
+    let server = guarded(&format!("(?-i){expression}"));
+    let reply = server.chat(LONG).ok();
+    assert!(before.starts_with(content(&reply)) && !content(&reply).is_empty());
+    assert_eq!(reply["choices"][0]["finish_reason"], "content_filter");
+    assert_eq!(reply["pellucid"]["endings"][0]["guard"], "patterns");
+    let logprobs = reply["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    let all = whole["choices"][0]["logprobs"]["content"].as_array().unwrap();
+    assert_eq!(logprobs[..], all[..logprobs.len()]);
+    let last = logprobs.last().unwrap()["token"].as_str().unwrap();
+    assert!(content(&reply).ends_with(last), "no log probability of a blocked token is sent");
+    let chunks = server.stream("/v1/chat/completions", &chat_body(&format!("{LONG},\"stream\":true"))).chunks();
+    assert_eq!(joined(&chunks), (content(&reply).to_owned(), "content_filter".into()));
+    let (_, mut socket) = Socket::open(&server, "");
+    socket.send(&chat_body(LONG));
+    let mut chunks = Vec::new();
+    while let Some(message) = socket.next().filter(|message| message != "[DONE]") {
+        chunks.push(serde_json::from_str(&message).unwrap());
+    }
+    assert_eq!(joined(&chunks), (content(&reply).to_owned(), "content_filter".into()));
+    let metrics = server.get("/metrics").text();
+    let line = |subject: &str, verdict: &str| {
+        format!("pellucid_guard_verdicts_total{{guard=\"patterns\",subject=\"{subject}\",verdict=\"{verdict}\"}} ")
+    };
+    for (subject, verdict, count) in [("prompt", "passed", 3), ("reply", "blocked", 3), ("reply", "passed", 0)] {
+        assert!(metrics.contains(&format!("{}{count}\n", line(subject, verdict))), "{subject} {verdict}: {metrics}");
+    }
+}
+
+#[test]
+fn a_blocked_prompt_gets_400_and_never_reaches_the_engine() {
+    let server = guarded("forbidden\\s{1,3}words?");
+    for body in [
+        "\"messages\":[{\"role\":\"user\",\"content\":\"Some FORBIDDEN  words\"}]",
+        "\"messages\":[{\"role\":\"system\",\"content\":\"ｆorbid\u{200b}den word\"},{\"role\":\"user\",\"content\":\"hi\"}]",
+    ] {
+        let (param, code) = server.chat(body).refused(400);
+        assert_eq!((param.as_deref(), code.as_deref()), (Some("messages"), Some("content_filter")));
+    }
+    let (param, code) = server.complete("\"prompt\":[\"fine\",\"a forbidden word\"]").refused(400);
+    assert_eq!((param.as_deref(), code.as_deref()), (Some("prompt"), Some("content_filter")));
+    assert_eq!(server.metric("pellucid_computed_prompt_tokens_total"), 0.0);
+    server.chat("").ok();
+}
+
+/// A guard that never comes to a verdict on a prompt.
+#[derive(Debug)]
+struct Broken;
+
+impl Guard for Broken {
+    fn name(&self) -> &'static str {
+        "broken"
+    }
+
+    fn judge_prompt(&self, _: &PromptText) -> Result<Verdict, GuardError> {
+        Err(GuardError("out of order".into()))
+    }
+
+    fn judge_reply(&self, _: &PromptText, _: &ReplyText) -> Result<Verdict, GuardError> {
+        Ok(Verdict::Pass)
+    }
+}
+
+#[test]
+fn a_guard_that_fails_closes_unless_the_operator_says_otherwise() {
+    let with =
+        |on_error| Server::with(Setup { guards: Guards::new(vec![Arc::new(Broken)], on_error), ..Setup::default() });
+    let (_, code) = with(OnGuardError::Closed).chat("").refused(503);
+    assert_eq!(code.as_deref(), Some("content_filter_failed"));
+    with(OnGuardError::Open).chat("").ok();
+}
