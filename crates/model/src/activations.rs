@@ -37,6 +37,8 @@ pub(crate) struct Activations {
 pub(crate) enum Entry<'w> {
     /// The rows of `normed`.
     Normed,
+    /// The residual stream itself, which has no pending update.
+    Stream,
     /// The RMSNorm of the residual stream, after its pending update is added. The operation that reads the input
     /// computes it.
     Joined(&'w Norm),
@@ -52,17 +54,18 @@ impl<'w> Entry<'w> {
     where
         'w: 'a,
     {
-        match self.norm(config) {
-            None => Input::Rows(normed),
-            Some(RmsNorm { weight, eps }) => Input::Joined { residual, weight, eps, normed },
+        match (self, self.norm(config)) {
+            (_, Some(RmsNorm { weight, eps })) => Input::Joined { residual, weight, eps, normed },
+            (Entry::Stream, _) => Input::Rows(&residual.hidden),
+            _ => Input::Rows(normed),
         }
     }
 
     /// Returns the norm that is still to be computed.
     pub(crate) fn norm(self, config: &DecoderConfig) -> Option<RmsNorm<'w>> {
         match self {
-            Entry::Normed => None,
-            Entry::Joined(norm) => Some(RmsNorm { weight: &norm.weight, eps: config.norm_eps }),
+            Entry::Normed | Entry::Stream => None,
+            Entry::Joined(norm) => Some(RmsNorm { weight: &norm.weight, eps: config.stream_norm_eps() }),
         }
     }
 }
@@ -79,17 +82,17 @@ impl Activations {
     pub(crate) fn new(config: &DecoderConfig, backend: &dyn Backend, ropes: &[RopeFrequencies]) -> Result<Self, Error> {
         let dtype = backend.activation_dtype();
         let rows = |cols: usize| backend.zeros(dtype, 0, cols);
-        let (hidden, head_size) = (config.hidden_size, config.head_size);
+        let hidden = config.hidden_size;
         // Angles are f32 because they are computed only once a step, and logits because the host reads them.
         let angles = |rope: &RopeFrequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
         Ok(Activations {
             residual: Residual { hidden: rows(hidden)?, update: rows(hidden)?, pending: Pending::Nothing },
             normed: rows(hidden)?,
-            queries: rows(config.num_heads * head_size)?,
-            keys: rows(config.num_kv_heads * head_size)?,
-            spare_keys: rows(config.num_kv_heads * head_size)?,
-            values: rows(config.num_kv_heads * head_size)?,
-            attended: rows(config.num_heads * head_size)?,
+            queries: rows(config.query_size())?,
+            keys: rows(config.key_size())?,
+            spare_keys: rows(config.key_size())?,
+            values: rows(config.key_size())?,
+            attended: rows(config.query_size())?,
             gate: rows(config.mlp_size)?,
             up: rows(config.mlp_size)?,
             router: rows(config.experts.map_or(1, |experts| experts.num_experts))?,
@@ -151,13 +154,14 @@ impl Activations {
         next_norm: Option<&'w Norm>,
     ) -> Result<Entry<'w>, DeviceError> {
         if let Some(norm) = output_norm {
-            apply_norm(backend, config, norm, &self.residual.update, &mut self.normed)?;
+            apply_norm(backend, (config.norm, config.norm_eps), norm, &self.residual.update, &mut self.normed)?;
             backend.add(&self.normed, &mut self.residual.hidden)?;
         }
         self.enter(backend, config, next_norm)
     }
 
-    /// Prepares `next_norm(hidden)`. An RMSNorm is computed by the linear maps that read it.
+    /// Prepares `next_norm(hidden)`, or `hidden` if there is no norm. An RMSNorm is computed by the linear maps that
+    /// read it.
     pub(crate) fn enter<'w>(
         &mut self,
         backend: &dyn Backend,
@@ -168,9 +172,18 @@ impl Activations {
             Some(next) if config.norm == NormKind::Rms => return Ok(Entry::Joined(next)),
             Some(next) => {
                 backend.join(&mut self.residual)?;
-                apply_norm(backend, config, next, &self.residual.hidden, &mut self.normed)?;
+                apply_norm(
+                    backend,
+                    (config.norm, config.stream_norm_eps()),
+                    next,
+                    &self.residual.hidden,
+                    &mut self.normed,
+                )?;
             }
-            None => backend.join(&mut self.residual)?,
+            None => {
+                backend.join(&mut self.residual)?;
+                return Ok(Entry::Stream);
+            }
         }
         Ok(Entry::Normed)
     }
@@ -178,18 +191,19 @@ impl Activations {
 
 fn apply_norm(
     backend: &dyn Backend,
-    config: &DecoderConfig,
+    (kind, eps): (NormKind, f32),
     norm: &Norm,
     x: &Tensor,
     out: &mut Tensor,
 ) -> Result<(), DeviceError> {
-    match (config.norm, &norm.bias) {
-        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, config.norm_eps, out),
-        _ => backend.rms_norm(x, &norm.weight, config.norm_eps, out),
+    match (kind, &norm.bias) {
+        (NormKind::Layer, Some(bias)) => backend.layer_norm(x, &norm.weight, bias, eps, out),
+        _ => backend.rms_norm(x, &norm.weight, eps, out),
     }
 }
 
-/// Returns the norm of x as the input of linear maps, which compute an RMSNorm themselves.
+/// Returns the norm of x, rows of the residual stream, as the input of linear maps, which compute an RMSNorm
+/// themselves.
 pub(crate) fn normed<'a>(
     backend: &dyn Backend,
     config: &DecoderConfig,
@@ -198,8 +212,8 @@ pub(crate) fn normed<'a>(
     out: &'a mut Tensor,
 ) -> Result<Input<'a>, DeviceError> {
     if config.norm == NormKind::Rms {
-        return Ok(Input::Normed { x, weight: &norm.weight, eps: config.norm_eps, normed: out });
+        return Ok(Input::Normed { x, weight: &norm.weight, eps: config.stream_norm_eps(), normed: out });
     }
-    apply_norm(backend, config, norm, x, out)?;
+    apply_norm(backend, (config.norm, config.stream_norm_eps()), norm, x, out)?;
     Ok(Input::Rows(out))
 }

@@ -31,8 +31,8 @@ pub(crate) fn forward(
 
     if let (Some(query_norm), Some(key_norm)) = (&weights.query_norm, &weights.key_norm) {
         // `attended` has the queries' width and is free until attention has run.
-        normalise_heads(backend, config, query_norm, &mut a.queries, &mut a.attended)?;
-        normalise_heads(backend, config, key_norm, &mut a.keys, &mut a.spare_keys)?;
+        normalise(backend, config, query_norm, &mut a.queries, &mut a.attended)?;
+        normalise(backend, config, key_norm, &mut a.keys, &mut a.spare_keys)?;
     }
     let rope = match (&config.positions, layer.rope) {
         (Positions::Rope { style, .. }, Some(table)) => {
@@ -56,8 +56,8 @@ pub(crate) fn forward(
     backend.linear_to(&a.attended, &weights.output, output(&mut a.residual, output_norm))
 }
 
-/// Applies RMSNorm to each head. `spare` holds the old values afterwards.
-fn normalise_heads(
+/// Applies RMSNorm to each head, or to each row if the norm has its length. `spare` holds the old values afterwards.
+fn normalise(
     backend: &dyn Backend,
     config: &DecoderConfig,
     norm: &Norm,

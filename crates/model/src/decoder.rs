@@ -80,12 +80,12 @@ impl Decoder {
         &self.backend
     }
 
-    /// `hidden = scale * embedding[id] (+ positions[position])`
+    /// `hidden = scale * embedding[id] (+ positions[position])`. The stream is kept divided by `residual_scale`.
     fn embed(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
         let Residual { hidden, update, pending } = &mut activations.residual;
         *pending = Pending::Nothing;
-        backend.embed(&weights.embedding, TableRows::Tokens(&batch.ids), config.embedding_scale, hidden)?;
+        backend.embed(&weights.embedding, TableRows::Tokens(&batch.ids), config.stream_embedding_scale(), hidden)?;
         if let Some(positions) = &weights.positions {
             backend.embed(positions, TableRows::Positions(&batch.positions), 1.0, update)?;
             backend.add(update, hidden)?;
@@ -127,18 +127,18 @@ impl Decoder {
         let Decoder { config, backend, weights, activations: a, .. } = self;
         let backend = &**backend;
         let mut entry = match weights.layers.first() {
-            Some(first) => a.enter(backend, config, Some(&first.attention_norm))?,
-            None => Entry::Normed,
+            Some(first) => a.enter(backend, config, first.attention_norm.as_ref())?,
+            None => Entry::Stream,
         };
         for (i, layer) in weights.layers.iter().enumerate() {
             let memory = LayerMemory { index: i, layer: &mut kv.layers[i], block_len };
             let output_norm = layer.attention_output_norm.as_ref();
             attention::forward(backend, config, &layer.attention, batch, memory, (entry, output_norm), a)?;
-            entry = a.join(backend, config, output_norm, Some(&layer.mlp_norm))?;
+            entry = a.join(backend, config, output_norm, layer.mlp_norm.as_ref())?;
 
             let output_norm = layer.mlp_output_norm.as_ref();
             mlp::forward(backend, config, &layer.mlp, (entry, output_norm), a)?;
-            let next = weights.layers.get(i + 1).map(|layer| &layer.attention_norm);
+            let next = weights.layers.get(i + 1).and_then(|layer| layer.attention_norm.as_ref());
             entry = a.join(backend, config, output_norm, next)?;
         }
         Ok(())
@@ -163,7 +163,12 @@ impl Decoder {
         result?;
         let start = out.len();
         out.resize(start + self.activations.last_normed.len(), 0.0);
-        Ok(backend.read(&self.activations.last_normed, &mut out[start..])?)
+        backend.read(&self.activations.last_normed, &mut out[start..])?;
+        // The weight of the last norm contains the division of the logits, which these rows must not have.
+        if self.config.logits_divisor != 1.0 {
+            out[start..].iter_mut().for_each(|value| *value *= self.config.logits_divisor);
+        }
+        Ok(())
     }
 
     /// Starts the operations of a step.

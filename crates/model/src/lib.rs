@@ -30,7 +30,7 @@ mod weights;
 
 pub use architectures::supported;
 pub use batch::{Batch, Chunk, ChunkIds};
-pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions};
+pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions, QkNorm};
 pub use decoder::{Decoder, LoadOptions, read_config};
 pub use embedding::{DecoderEmbedder, Embedder, EmbedderInfo, EmbeddingText, Pooling, stated_pooling};
 pub use encoder::{

@@ -1,6 +1,6 @@
 //! The MLP of one layer: gated, ungated, or a mixture of experts.
 
-use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall};
+use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall, Input};
 
 use crate::DecoderConfig;
 use crate::activations::{Activations, Entry, output};
@@ -15,6 +15,12 @@ pub(crate) fn forward(
     a: &mut Activations,
 ) -> Result<(), Error> {
     match weights {
+        MlpWeights::Gated(mlp) if matches!(entry, Entry::Stream) => {
+            let input = Input::Rows(&a.residual.hidden);
+            let maps = [(&mlp.gate, &mut a.gate), (&mlp.up, &mut a.up)];
+            backend.gated(input, maps, config.activation)?;
+            backend.linear_to(&a.gate, &mlp.down, output(&mut a.residual, output_norm))
+        }
         MlpWeights::Gated(mlp) => {
             let call = GatedMlpCall {
                 mlp,

@@ -69,7 +69,7 @@ impl SyntheticModel {
 
     /// All models.
     #[rustfmt::skip]
-    pub const ALL: [SyntheticModel; 16] = [
+    pub const ALL: [SyntheticModel; 17] = [
         model("smollm2-135m", "llama", (49_152, 576, 30), (9, 3, 64), (1_536, 8_192, 1e5), true),
         model("smollm2-1.7b", "llama", (49_152, 2_048, 24), (32, 32, 64), (8_192, 8_192, 1.3e5), true),
         model("smollm3-3b", "smollm3", (128_256, 2_048, 36), (16, 4, 128), (11_008, 65_536, 5e6), true),
@@ -84,6 +84,7 @@ impl SyntheticModel {
         model("qwen2.5-7b", "qwen2", (152_064, 3_584, 28), (28, 4, 128), (18_944, 32_768, 1e6), false),
         model("qwen3-0.6b", "qwen3", (151_936, 1_024, 28), (16, 8, 128), (3_072, 40_960, 1e6), true),
         model("qwen3-8b", "qwen3", (151_936, 4_096, 36), (32, 8, 128), (12_288, 40_960, 1e6), false),
+        model("granite-3.3-2b", "granite", (49_159, 2_048, 40), (32, 8, 64), (8_192, 131_072, 1e7), true),
         model("mixtral-8x7b", "llama", (32_000, 4_096, 32), (32, 8, 128), (14_336, 32_768, 1e6), false)
             .with_experts((8, 2, 14_336)),
         model("qwen3-30b-a3b", "qwen3moe", (151_936, 2_048, 48), (32, 4, 128), (6_144, 40_960, 1e6), false)

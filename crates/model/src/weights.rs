@@ -29,10 +29,10 @@ pub(crate) struct Weights {
 
 #[derive(Debug)]
 pub(crate) struct LayerWeights {
-    pub(crate) attention_norm: Norm,
+    pub(crate) attention_norm: Option<Norm>,
     pub(crate) attention: AttentionWeights,
     pub(crate) attention_output_norm: Option<Norm>,
-    pub(crate) mlp_norm: Norm,
+    pub(crate) mlp_norm: Option<Norm>,
     pub(crate) mlp: MlpWeights,
     pub(crate) mlp_output_norm: Option<Norm>,
 }
@@ -43,7 +43,7 @@ pub(crate) struct AttentionWeights {
     pub(crate) key: Linear,
     pub(crate) value: Linear,
     pub(crate) output: Linear,
-    /// One weight for each value of a head, the same for all heads.
+    /// One weight for each value of a head, or for each value of a row.
     pub(crate) query_norm: Option<Norm>,
     pub(crate) key_norm: Option<Norm>,
 }

@@ -24,11 +24,12 @@ macro_rules! golden {
     };
 }
 
-static GOLDENS: [Files; 25] = [
+static GOLDENS: [Files; 28] = [
     golden!("gemma2"),
     golden!("gemma3"),
     golden!("gemma3-old"),
     golden!("gpt2"),
+    golden!("granite"),
     golden!("llama-bias"),
     golden!("llama-linear"),
     golden!("llama2"),
@@ -36,6 +37,8 @@ static GOLDENS: [Files; 25] = [
     golden!("llama3-old"),
     golden!("mistral"),
     golden!("mixtral"),
+    golden!("olmo2"),
+    golden!("olmo3"),
     golden!("phi3"),
     golden!("phi3-longrope"),
     golden!("phi4-mini"),

@@ -75,9 +75,10 @@ fn tensors_and_keys_equal_those_of_llama_cpps_converter() {
             compared += 1;
         }
         for (key, value) in metadata(&theirs).iter().filter(|(key, _)| !key.starts_with("tokenizer.")) {
-            // Skip descriptions, and two keys of Phi-3 that mean "none".
-            let has_no_effect = key == "phi3.rope.scaling.original_context_length"
-                && ours.find_tensor("rope_factors_long.weight").is_none()
+            // Skip descriptions, two keys of Phi-3 that mean "none", and one that states what readers assume.
+            let has_no_effect = key == "olmo2.rope.scaling.yarn_attn_factor"
+                || key == "phi3.rope.scaling.original_context_length"
+                    && ours.find_tensor("rope_factors_long.weight").is_none()
                 || key == "phi3.attention.sliding_window" && *value == pellucid_checkpoint::Value::U32(0);
             if has_no_effect || (key.starts_with("general.") && key != "general.architecture") {
                 continue;

@@ -10,7 +10,7 @@ use super::{Blueprint, Family, GgufForm};
 use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
-use crate::config::{DecoderConfig, Positions};
+use crate::config::{DecoderConfig, Positions, QkNorm};
 use crate::rope::{RopeConfig, RopeScaling};
 
 pub(super) const GEMMA2: Family = Family {
@@ -60,7 +60,7 @@ fn read_gguf_gemma2(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Err
 fn read_gguf_gemma3(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     let config = &mut blueprint.config;
     set_common(config);
-    config.qk_norm = true;
+    config.qk_norm = Some(QkNorm::Head);
     config.logits_soft_cap = keys.opt_f32("final_logit_softcapping")?;
     // The format has no key for the attention scale. The 27B model, the only one with 62 layers, uses 1 / sqrt(hidden /
     // heads).
@@ -130,7 +130,7 @@ fn read_gemma3(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Erro
         None => fields,
     };
     blueprint.config = hugging_face::gemma3(fields)?;
-    blueprint.config.qk_norm = true;
+    blueprint.config.qk_norm = Some(QkNorm::Head);
     read_common(fields, blueprint, GEMMA3_PERIOD)?;
     let config = &mut blueprint.config;
     let sliding_base = hugging_face::gemma3_sliding_base(fields)?;

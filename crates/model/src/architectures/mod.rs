@@ -3,8 +3,10 @@
 
 mod gemma;
 mod gpt2;
+mod granite;
 mod llama;
 mod mixtral;
+mod olmo;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -50,6 +52,9 @@ const FAMILIES: &[Family] = &[
     gpt2::GPT2,
     xglm::XGLM,
     smollm3::SMOLLM3,
+    olmo::OLMO2,
+    olmo::OLMO3,
+    granite::GRANITE,
 ];
 
 /// Returns the names of the supported families.

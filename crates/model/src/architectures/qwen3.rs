@@ -6,16 +6,16 @@ use pellucid_tensor::Routing;
 
 use super::{Blueprint, Family, GgufForm, qwen2};
 use crate::Error;
-use crate::config::Experts;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
+use crate::config::{Experts, QkNorm};
 
 pub(super) const QWEN3: Family = Family {
     name: "qwen3",
     gguf: Some(&GgufForm {
         name: "qwen3",
         read: |_, blueprint| {
-            blueprint.config.qk_norm = true;
+            blueprint.config.qk_norm = Some(QkNorm::Head);
             Ok(())
         },
     }),
@@ -32,12 +32,12 @@ pub(super) const QWEN3_MOE: Family = Family {
 
 fn read_dense(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     blueprint.config = hugging_face::llama(fields)?;
-    blueprint.config.qk_norm = true;
+    blueprint.config.qk_norm = Some(QkNorm::Head);
     qwen2::read_windows(fields, &mut blueprint.config)
 }
 
 fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
-    blueprint.config.qk_norm = true;
+    blueprint.config.qk_norm = Some(QkNorm::Head);
     super::mixtral::read_gguf_experts(keys, &mut blueprint.config)
 }
 

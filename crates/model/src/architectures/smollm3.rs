@@ -33,7 +33,7 @@ fn set_period(config: &mut DecoderConfig, period: usize) {
 
 fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     blueprint.tied = fields.opt_bool("tie_word_embeddings")?.unwrap_or(true);
-    blueprint.config = hugging_face::llama_with_base(fields, DEFAULT_ROPE_BASE)?;
+    blueprint.config = hugging_face::llama_with_rope(fields, None, DEFAULT_ROPE_BASE)?;
     let config = &mut blueprint.config;
     qwen2::read_windows(fields, config)?;
     match fields.opt_usizes("no_rope_layers")? {

@@ -216,7 +216,11 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
         Positions::Rope { tables, .. } => tables.first().map(|rope| &rope.scaling),
         _ => None,
     };
-    let is_yarn = matches!(scaling, Some(RopeScaling::Yarn { .. }));
+    let yarn_factor = match scaling {
+        Some(RopeScaling::Yarn { attention_factor, .. }) => Some(*attention_factor),
+        _ => None,
+    };
+    let is_yarn = yarn_factor.is_some();
     let reads_factor = is_yarn || matches!(scaling, Some(RopeScaling::LongRope { .. }));
     let normalizes = config.experts.is_none_or(|experts| experts.routing.normalize);
     let real = |number: Option<f32>| f64::from(number.unwrap_or(0.0));
@@ -239,13 +243,13 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
         ("final_logit_softcapping", [0.0, real(config.logits_soft_cap)]),
         ("interleave_moe_layer_step", [0.0, 1.0]),
         ("leading_dense_block_count", [0.0, 0.0]),
-        ("logit_scale", [0.0, 1.0]),
+        ("logit_scale", [0.0, real(Some(config.logits_divisor))]),
         ("moe_every_n_layers", [0.0, 1.0]),
         ("nextn_predict_layers", [0.0, 0.0]),
-        ("residual_scale", [0.0, 1.0]),
+        ("residual_scale", [0.0, real(Some(config.residual_scale))]),
         ("router_logit_softcapping", [0.0, 0.0]),
         ("rope.scaling.alpha", [0.0, 1.0]),
-        ("rope.scaling.yarn_attn_factor", [1.0, 1.0]),
+        ("rope.scaling.yarn_attn_factor", [1.0, real(yarn_factor.or(Some(1.0)))]),
         ("rope.scaling.yarn_ext_factor", [-1.0, f64::from(u8::from(is_yarn))]),
         ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
         ("swin_norm", [0.0, 0.0]),

@@ -3,7 +3,7 @@
 //! Every value is written under the key that all architectures share. The caller, `gguf_model`, checks that the
 //! family's reader gets the same configuration from them.
 
-use pellucid_checkpoint::{Metadata, Value};
+use pellucid_checkpoint::{Array, Metadata, Value};
 
 use super::{DecoderConfig, NormKind, Positions};
 use crate::rope::{RopeConfig, RopeScaling, yarn_attention_factor};
@@ -23,6 +23,9 @@ impl GgufKeys {
         keys.metadata.insert("general.architecture".into(), Value::String(architecture.into()));
         keys.sizes(config);
         keys.choices(config);
+        if architecture.starts_with("granite") {
+            keys.multipliers(config);
+        }
         if let Positions::Rope { tables, .. } = &config.positions {
             keys.rope(&tables[0]);
             if let Some(sliding) = tables.get(1) {
@@ -71,6 +74,10 @@ impl GgufKeys {
         self.real(epsilon, config.norm_eps);
         if let Some(window) = config.layers.iter().find_map(|layer| layer.window) {
             self.number("attention.sliding_window", window);
+            if config.layers.iter().any(|layer| layer.window.is_none()) {
+                let sliding = config.layers.iter().map(|layer| layer.window.is_some()).collect();
+                self.put("attention.sliding_window_pattern", Value::Array(Array::Bool(sliding)));
+            }
         }
         if let Some(cap) = config.attention_soft_cap {
             self.real("attn_logit_softcapping", cap);
@@ -78,6 +85,13 @@ impl GgufKeys {
         if let Some(cap) = config.logits_soft_cap {
             self.real("final_logit_softcapping", cap);
         }
+    }
+
+    fn multipliers(&mut self, config: &DecoderConfig) {
+        self.real("attention.scale", config.attention_scale);
+        self.real("embedding_scale", config.embedding_scale);
+        self.real("residual_scale", config.residual_scale);
+        self.real("logit_scale", config.logits_divisor);
     }
 
     fn rope(&mut self, rope: &RopeConfig) {

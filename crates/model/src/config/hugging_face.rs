@@ -144,16 +144,21 @@ fn extended_len(max_positions: usize, rope: &RopeConfig) -> usize {
 
 /// Reads the configuration of a Llama. The families then set what is different.
 pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
-    llama_with_base(fields, 10_000.0)
+    llama_with_rope(fields, None, 10_000.0)
 }
 
-/// Reads the configuration of a Llama whose rotary base is `default_base` unless the file states it.
-pub(crate) fn llama_with_base(fields: Fields<'_>, default_base: f32) -> Result<DecoderConfig, Error> {
+/// Reads the configuration of a Llama whose rotary base is `default_base` unless the file states it. With `kind`, the
+/// file may have rotary settings for each kind of layer, and those of this kind are read.
+pub(crate) fn llama_with_rope(
+    fields: Fields<'_>,
+    kind: Option<&'static str>,
+    default_base: f32,
+) -> Result<DecoderConfig, Error> {
     let hidden_size = fields.usize("hidden_size")?;
     let num_heads = fields.usize("num_attention_heads")?;
     let head_size = head_size(fields, hidden_size, num_heads)?;
     let rotary_size = rotary_size(fields, head_size)?;
-    let rope = rope(fields, None, default_base, rotary_size)?;
+    let rope = rope(fields, kind, default_base, rotary_size)?;
     Ok(DecoderConfig {
         hidden_size,
         num_heads,
@@ -202,6 +207,15 @@ pub(crate) fn gemma3_sliding_base(fields: Fields<'_>) -> Result<f32, Error> {
     match fields.opt_object("rope_parameters")? {
         Some(kinds) => Ok(kinds.object("sliding_attention")?.opt_f32("rope_theta")?.unwrap_or(base)),
         None => Ok(base),
+    }
+}
+
+/// Reads the rotary settings of layers with a sliding window: those of `rope_parameters`, or the base alone.
+pub(crate) fn sliding_rope(fields: Fields<'_>, default_base: f32, rotary_size: usize) -> Result<RopeConfig, Error> {
+    let base = fields.opt_f32("rope_theta")?.unwrap_or(default_base);
+    match fields.opt_object("rope_parameters")? {
+        Some(kinds) => rope_from(fields, kinds.object("sliding_attention")?, base, rotary_size),
+        None => Ok(RopeConfig { base, rotary_size, scaling: RopeScaling::None }),
     }
 }
 

@@ -28,10 +28,12 @@ pub struct DecoderConfig {
     pub context_len: usize,
     pub norm: NormKind,
     pub norm_eps: f32,
+    /// Normalise the inputs of attention and MLP.
+    pub input_norms: bool,
     /// Normalise the outputs of attention and MLP before they are added to the residual.
     pub output_norms: bool,
-    /// Apply RMSNorm to each head's query and key before the rotation.
-    pub qk_norm: bool,
+    /// The RMSNorm of queries and keys before the rotation.
+    pub qk_norm: Option<QkNorm>,
     pub positions: Positions,
     pub mlp: MlpKind,
     pub activation: Activation,
@@ -39,6 +41,10 @@ pub struct DecoderConfig {
     pub experts: Option<Experts>,
     /// Factor of the token's embedding.
     pub embedding_scale: f32,
+    /// Factor of the outputs of attention and MLP when they are added to the residual stream.
+    pub residual_scale: f32,
+    /// Divisor of the logits.
+    pub logits_divisor: f32,
     /// Factor of the dot product of query and key.
     pub attention_scale: f32,
     /// Replaces attention scores x by `cap * tanh(x / cap)`.
@@ -71,6 +77,15 @@ pub enum NormKind {
     Rms,
     /// LayerNorm: `(x - mean(x)) / std(x) * weight + bias`.
     Layer,
+}
+
+/// The values over which queries and keys are normalised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// Each head, by one weight for all heads.
+    Head,
+    /// All heads of a token.
+    Row,
 }
 
 /// How a decoder takes the positions of tokens into account.
@@ -124,13 +139,16 @@ impl DecoderConfig {
         context_len: 0,
         norm: NormKind::Rms,
         norm_eps: 0.0,
+        input_norms: true,
         output_norms: false,
-        qk_norm: false,
+        qk_norm: None,
         positions: Positions::Learned,
         mlp: MlpKind::Gated,
         activation: Activation::Silu,
         experts: None,
         embedding_scale: 1.0,
+        residual_scale: 1.0,
+        logits_divisor: 1.0,
         attention_scale: 0.0,
         attention_soft_cap: None,
         logits_soft_cap: None,
@@ -139,6 +157,35 @@ impl DecoderConfig {
 
     pub fn num_layers(&self) -> usize {
         self.layers.len()
+    }
+
+    /// Returns the number of values in a row of queries.
+    pub fn query_size(&self) -> usize {
+        self.num_heads * self.head_size
+    }
+
+    /// Returns the number of values in a row of keys, which is that of values too.
+    pub fn key_size(&self) -> usize {
+        self.num_kv_heads * self.head_size
+    }
+
+    /// Returns the factor of embeddings in the residual stream as the decoder keeps it: divided by `residual_scale`, so
+    /// that outputs are added without a factor. The norms that read the stream cancel the division.
+    pub(crate) fn stream_embedding_scale(&self) -> f32 {
+        self.embedding_scale / self.residual_scale
+    }
+
+    /// Returns the epsilon of the norms that read the residual stream as the decoder keeps it.
+    pub(crate) fn stream_norm_eps(&self) -> f32 {
+        self.norm_eps / (self.residual_scale * self.residual_scale)
+    }
+
+    /// Returns the lengths of the norms of queries and of keys.
+    pub(crate) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
+        self.qk_norm.map(|norm| match norm {
+            QkNorm::Head => (self.head_size, self.head_size),
+            QkNorm::Row => (self.query_size(), self.key_size()),
+        })
     }
 
     /// Returns the bytes of one token's keys and values: 2 x layers x kv heads x head size x `bytes_per_number`.
@@ -178,7 +225,13 @@ impl DecoderConfig {
         if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
             return bad("norm epsilon", "above 0 and below 1", self.norm_eps.to_string());
         }
-        for (key, factor) in [("embedding scale", self.embedding_scale), ("attention scale", self.attention_scale)] {
+        let factors = [
+            ("embedding scale", self.embedding_scale),
+            ("attention scale", self.attention_scale),
+            ("residual scale", self.residual_scale),
+            ("divisor of logits", self.logits_divisor),
+        ];
+        for (key, factor) in factors {
             if !(factor.is_finite() && factor > 0.0) {
                 return bad(key, "a positive number", factor.to_string());
             }
@@ -190,6 +243,16 @@ impl DecoderConfig {
         }
         if let Some(layer) = self.layers.iter().find(|layer| layer.window == Some(0)) {
             return bad("sliding window", "at least 1", format!("{:?}", layer.window));
+        }
+        // The factor is cancelled by the norms that read the stream, and is applied to token embeddings alone.
+        let keeps_stream_scaled = self.input_norms && matches!(self.positions, Positions::Rope { .. });
+        if self.residual_scale != 1.0 && !keeps_stream_scaled {
+            return bad("residual scale", "1 for a model without norms before attention or without RoPE", {
+                self.residual_scale.to_string()
+            });
+        }
+        if !self.input_norms && self.experts.is_some() {
+            return bad("experts", "a norm before them", "norms after attention and MLP alone".into());
         }
         if let Some(experts) = self.experts {
             let selected = experts.routing.num_selected;

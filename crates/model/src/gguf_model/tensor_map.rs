@@ -70,12 +70,16 @@ impl TensorMapper<'_> {
             self.take(name, ModulePath::new(to.position_embedding, 0).name("weight"), &[rows, hidden])?;
         }
         for layer in 0..config.num_layers() {
-            self.norm((names.attention_norm, to.attention_norm), layer, hidden)?;
+            if config.input_norms {
+                self.norm((names.attention_norm, to.attention_norm), layer, hidden)?;
+            }
             self.attention(layer)?;
             if config.output_norms {
                 self.norm((names.attention_output_norm, to.attention_output_norm), layer, hidden)?;
             }
-            self.norm((names.mlp_norm, to.mlp_norm), layer, hidden)?;
+            if config.input_norms {
+                self.norm((names.mlp_norm, to.mlp_norm), layer, hidden)?;
+            }
             self.mlp(layer)?;
             if config.output_norms {
                 self.norm((names.mlp_output_norm, to.mlp_output_norm), layer, hidden)?;
@@ -90,8 +94,8 @@ impl TensorMapper<'_> {
 
     fn attention(&mut self, layer: usize) -> Result<(), Error> {
         let Blueprint { config, names, .. } = self.source;
-        let (to, hidden, head_size) = (self.target, config.hidden_size, config.head_size);
-        let (queries, keys) = (config.num_heads * head_size, config.num_kv_heads * head_size);
+        let (to, hidden) = (self.target, config.hidden_size);
+        let (queries, keys) = (config.query_size(), config.key_size());
         if self.finder.exists(ModulePath::new(names.fused_qkv, layer)) {
             self.linear((names.fused_qkv, to.fused_qkv), layer, queries + 2 * keys, hidden)?;
         } else {
@@ -100,9 +104,9 @@ impl TensorMapper<'_> {
             self.linear((names.value, to.value), layer, keys, hidden)?;
         }
         self.linear((names.attention_output, to.attention_output), layer, hidden, queries)?;
-        if config.qk_norm {
-            self.norm((names.query_norm, to.query_norm), layer, head_size)?;
-            self.norm((names.key_norm, to.key_norm), layer, head_size)?;
+        if let Some((query_len, key_len)) = config.qk_norm_sizes() {
+            self.norm((names.query_norm, to.query_norm), layer, query_len)?;
+            self.norm((names.key_norm, to.key_norm), layer, key_len)?;
         }
         Ok(())
     }

@@ -66,7 +66,7 @@ impl Loader<'_> {
             embedding: self.backend.weight(embedding)?,
             positions: positions.map(|table| self.backend.weight(table)).transpose()?,
             layers,
-            final_norm: self.norm(ModulePath::new(names.final_norm, 0), hidden)?,
+            final_norm: self.scaled_norm(ModulePath::new(names.final_norm, 0), hidden, 1.0 / config.logits_divisor)?,
             output: Linear { weight: self.backend.few_rows_weight(output)?, bias: None },
         };
         progress(num_parts, num_parts);
@@ -77,19 +77,23 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let hidden = config.hidden_size;
         Ok(LayerWeights {
-            attention_norm: self.norm(ModulePath::new(names.attention_norm, layer), hidden)?,
+            attention_norm: self.norm_if(config.input_norms.then_some(hidden), names.attention_norm, layer)?,
             attention: self.attention(layer)?,
-            attention_output_norm: self.norm_if(config.output_norms, names.attention_output_norm, layer, hidden)?,
-            mlp_norm: self.norm(ModulePath::new(names.mlp_norm, layer), hidden)?,
+            attention_output_norm: self.norm_if(
+                config.output_norms.then_some(hidden),
+                names.attention_output_norm,
+                layer,
+            )?,
+            mlp_norm: self.norm_if(config.input_norms.then_some(hidden), names.mlp_norm, layer)?,
             mlp: self.mlp(layer)?,
-            mlp_output_norm: self.norm_if(config.output_norms, names.mlp_output_norm, layer, hidden)?,
+            mlp_output_norm: self.norm_if(config.output_norms.then_some(hidden), names.mlp_output_norm, layer)?,
         })
     }
 
     fn attention(&mut self, layer: usize) -> Result<AttentionWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let (hidden, head_size) = (config.hidden_size, config.head_size);
-        let (queries, keys) = (config.num_heads * head_size, config.num_kv_heads * head_size);
+        let (hidden, queries, keys) = (config.hidden_size, config.query_size(), config.key_size());
+        let norms = config.qk_norm_sizes();
         let fused = ModulePath::new(names.fused_qkv, layer);
         let [query, key, value] = if self.finder.exists(fused) {
             self.fused(fused, [queries, keys, keys], hidden)?
@@ -105,8 +109,8 @@ impl Loader<'_> {
             key,
             value,
             output: self.linear(ModulePath::new(names.attention_output, layer), hidden, queries)?,
-            query_norm: self.norm_if(config.qk_norm, names.query_norm, layer, head_size)?,
-            key_norm: self.norm_if(config.qk_norm, names.key_norm, layer, head_size)?,
+            query_norm: self.norm_if(norms.map(|norms| norms.0), names.query_norm, layer)?,
+            key_norm: self.norm_if(norms.map(|norms| norms.1), names.key_norm, layer)?,
         })
     }
 
@@ -203,25 +207,27 @@ impl Loader<'_> {
         Ok(parts.try_into().expect("one part for each range"))
     }
 
-    fn norm_if(
-        &mut self,
-        wanted: bool,
-        template: &'static str,
-        layer: usize,
-        len: usize,
-    ) -> Result<Option<Norm>, Error> {
-        if wanted { self.norm(ModulePath::new(template, layer), len).map(Some) } else { Ok(None) }
+    /// Loads a norm of a layer, if the family has it.
+    fn norm_if(&mut self, len: Option<usize>, template: &'static str, layer: usize) -> Result<Option<Norm>, Error> {
+        len.map(|len| self.norm(ModulePath::new(template, layer), len)).transpose()
     }
 
     fn norm(&mut self, path: ModulePath, len: usize) -> Result<Norm, Error> {
+        self.scaled_norm(path, len, 1.0)
+    }
+
+    /// Loads a norm whose result is multiplied by `factor`.
+    fn scaled_norm(&mut self, path: ModulePath, len: usize, factor: f32) -> Result<Norm, Error> {
         let mut weight = self.floats(&self.finder.name(path, "weight"), len)?;
         if self.blueprint.norms_minus_one {
             weight.iter_mut().for_each(|weight| *weight += 1.0);
         }
+        weight.iter_mut().for_each(|weight| *weight *= factor);
         let bias = match self.blueprint.config.norm {
             NormKind::Rms => None,
             NormKind::Layer => {
-                let bias = self.floats(&self.finder.name(path, "bias"), len)?;
+                let mut bias = self.floats(&self.finder.name(path, "bias"), len)?;
+                bias.iter_mut().for_each(|bias| *bias *= factor);
                 Some(self.vector(&bias)?)
             }
         };
