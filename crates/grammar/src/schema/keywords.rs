@@ -20,6 +20,8 @@ pub(super) enum Shape {
     Text,
     Texts,
     TypeName,
+    /// A schema for the names of members, which every name satisfies. Generators of schemas write it for maps.
+    AnyName,
 }
 
 impl Shape {
@@ -36,6 +38,7 @@ impl Shape {
             Shape::Text => "a string",
             Shape::Texts => "an array of strings",
             Shape::TypeName => "the name of a type, or an array of names",
+            Shape::AnyName => "{\"type\": \"string\"}, because other rules for names are not enforced",
         }
     }
 }
@@ -78,6 +81,7 @@ const ENFORCED: &[(&str, Shape)] = &[
     ("patternProperties", Shape::SchemaMap),
     ("prefixItems", Shape::SchemaList),
     ("properties", Shape::SchemaMap),
+    ("propertyNames", Shape::AnyName),
     ("required", Shape::Texts),
     ("type", Shape::TypeName),
 ];

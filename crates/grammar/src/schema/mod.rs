@@ -79,6 +79,7 @@ fn check_value(shape: Shape, value: &Value, place: &str) -> Result<(), Error> {
             Value::String(name) => check_type(name, place),
             other => Err(wrong(place, "names of types", other)),
         }),
+        (Shape::AnyName, value) if allows_every_text(value) => Ok(()),
         (Shape::List, Value::Array(values)) if !values.is_empty() => Ok(()),
         (Shape::Texts, Value::Array(values)) if values.iter().all(Value::is_string) => Ok(()),
         (Shape::Count | Shape::StringCount, Value::Number(_)) => {
@@ -89,6 +90,18 @@ fn check_value(shape: Shape, value: &Value, place: &str) -> Result<(), Error> {
             }
         }
         (shape, value) => Err(wrong(place, shape.name(), value)),
+    }
+}
+
+/// Whether a schema allows every string, for its form alone.
+fn allows_every_text(schema: &Value) -> bool {
+    match schema {
+        Value::Bool(allows) => *allows,
+        Value::Object(members) => members.iter().all(|(name, value)| match Keyword::of(name) {
+            Keyword::Annotation => true,
+            _ => name == "type" && value == "string",
+        }),
+        _ => false,
     }
 }
 
@@ -146,6 +159,18 @@ mod tests {
             "examples": [], "deprecated": true, "readOnly": true, "$comment": "c", "x-order": 3, "type": "string"
         });
         assert_eq!(check(&schema), Ok(()));
+    }
+
+    #[test]
+    fn a_rule_for_names_is_accepted_if_every_name_satisfies_it() {
+        let of = |names: Value| check(&json!({ "type": "object", "propertyNames": names }));
+        for names in [json!(true), json!({}), json!({ "type": "string", "description": "a" })] {
+            assert_eq!(of(names), Ok(()));
+        }
+        for names in [json!(false), json!({ "maxLength": 3 }), json!({ "type": "number" }), json!(1)] {
+            let text = of(names).unwrap_err().to_string();
+            assert!(text.starts_with("the schema at #/propertyNames: expected {\"type\": \"string\"}"), "{text}");
+        }
     }
 
     #[test]

@@ -10,8 +10,9 @@ const BETA: &str = "anthropic-beta";
 /// The versions that clients send. What the newest one no longer documents, such as `temperature`, is still read.
 const VERSIONS: [&str; 3] = ["2026-10-21", "2023-06-01", "2023-01-01"];
 /// Beginnings of the names of beta features that change nothing in a request without the fields that they introduce,
-/// or that ask for what this server does anyway. The names end with a date.
-const ACCEPTED_BETAS: [&str; 16] = [
+/// or that ask for what this server does anyway. The names end with a date. `thinking-token-count` adds estimates where
+/// thoughts are hidden; here they are sent.
+const ACCEPTED_BETAS: [&str; 18] = [
     "advanced-tool-use-",
     "claude-code-",
     "context-1m-",
@@ -22,10 +23,12 @@ const ACCEPTED_BETAS: [&str; 16] = [
     "interleaved-thinking-",
     "max-tokens-3-5-sonnet-",
     "message-batches-",
+    "mid-conversation-system-",
     "oauth-",
     "output-128k-",
     "prompt-caching-",
     "structured-outputs-",
+    "thinking-token-count-",
     "token-counting-",
     "token-efficient-tools-",
 ];

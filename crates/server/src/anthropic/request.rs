@@ -1,6 +1,6 @@
 //! The request of `/v1/messages` and `/v1/messages/count_tokens`, read field by field into a chat request.
 
-use pellucid_generate::LoadedModel;
+use pellucid_generate::{LoadedModel, REASONING_EFFORTS};
 
 use super::{content, tools};
 use crate::http::error::ApiError;
@@ -10,6 +10,8 @@ use crate::openai::chat::ChatRequest;
 use crate::translation::{ChatBody, Paths};
 
 const MAX_WORD_LEN: usize = 512;
+/// Maximum edits of `context_management`.
+const MAX_EDITS: usize = 16;
 
 /// Reads a request for a message.
 pub(super) fn read(value: Json, model: &LoadedModel) -> Result<(ChatRequest, Paths), ApiError> {
@@ -23,23 +25,25 @@ pub(super) fn read(value: Json, model: &LoadedModel) -> Result<(ChatRequest, Pat
     body.set("top_p", fields.take("top_p"), "top_p");
     read_metadata(&mut fields, &mut body)?;
     read_tier(&mut fields)?;
-    read_prompt(&mut fields, &mut body)?;
+    read_prompt(&mut fields, &mut body, model)?;
     read_ours(&mut fields, &mut body);
     fields.finish()?;
-    body.read_chat(model)
+    let (mut chat, paths) = body.read_chat(model)?;
+    chat.may_fill_context = true;
+    Ok((chat, paths))
 }
 
 /// Reads a request to count the tokens of a prompt.
 pub(super) fn read_count(value: Json, model: &LoadedModel) -> Result<(ChatRequest, Paths), ApiError> {
     let mut fields = Fields::of(value)?;
     let mut body = ChatBody::default();
-    read_prompt(&mut fields, &mut body)?;
+    read_prompt(&mut fields, &mut body, model)?;
     fields.finish()?;
     body.read_chat(model)
 }
 
 /// Reads what becomes the prompt, and what constrains the reply.
-fn read_prompt(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError> {
+fn read_prompt(fields: &mut Fields, body: &mut ChatBody, model: &LoadedModel) -> Result<(), ApiError> {
     body.set("model", Some(fields.required("model")?), "model");
     content::read_system(fields, body)?;
     content::read_messages(fields, body)?;
@@ -49,7 +53,7 @@ fn read_prompt(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError>
     tools::read(fields, body)?;
     read_thinking(fields, body)?;
     content::read_cache_control(fields)?;
-    read_output(fields, body)?;
+    read_output(fields, body, model)?;
     let is_empty = |value: &Json| {
         matches!(value, Json::Array(values) if values.is_empty())
             || matches!(value, Json::Object(entries) if entries.is_empty())
@@ -60,7 +64,7 @@ fn read_prompt(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError>
     fields.refuse("inference_geo", |_| false, "the server computes where it runs")?;
     fields.refuse("diagnostics", |_| false, "usage tells what was found in the cache")?;
     fields.refuse("container", |_| false, "this server runs no code")?;
-    fields.refuse("context_management", is_empty, "the client decides what a conversation holds")
+    read_context_management(fields)
 }
 
 /// Reads `stop_sequences`. Unlike OpenAI's `stop`, it is always a list.
@@ -118,12 +122,13 @@ fn read_thinking(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiErro
 }
 
 /// Reads `output_config` and its older form `output_format`: effort, and a schema for the answer.
-fn read_output(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError> {
+fn read_output(fields: &mut Fields, body: &mut ChatBody, model: &LoadedModel) -> Result<(), ApiError> {
     let older = fields.take("output_format").map(|value| ("output_format", value));
     let mut format = older;
     if let Some(value) = fields.take("output_config") {
         let mut config = Fields::within("output_config".into(), value)?;
-        body.set("reasoning_effort", config.take("effort"), "output_config.effort");
+        let effort = config.string("effort", MAX_WORD_LEN)?.and_then(|effort| known_effort(effort, model));
+        body.set("reasoning_effort", effort.map(Json::String), "output_config.effort");
         if let Some(value) = config.take("format") {
             if format.is_some() {
                 let message = "output_format and output_config.format mean the same: give one of them";
@@ -147,6 +152,45 @@ fn read_output(fields: &mut Fields, body: &mut ChatBody) -> Result<(), ApiError>
     body.set("response_format", Some(Json::Object(response_format)), path);
     body.rename("response_format.json_schema.schema", &format!("{path}.schema"));
     Ok(())
+}
+
+/// Returns the effort that the model is given. Anthropic's API documents effort as a hint, so a model without such a
+/// setting ignores it, and one that does not know the highest levels thinks at its own highest.
+fn known_effort(effort: String, model: &LoadedModel) -> Option<String> {
+    if !REASONING_EFFORTS.contains(&effort.as_str()) {
+        // The reader of the chat request refuses it.
+        return Some(effort);
+    }
+    let settings = &model.thinking().settings;
+    [effort, "high".into()].into_iter().find(|effort| settings.variables(effort).is_ok())
+}
+
+/// Reads `context_management`. The client decides what a conversation holds; the only edit that it may name is the one
+/// that keeps all thoughts.
+fn read_context_management(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(value) = fields.take("context_management") else { return Ok(()) };
+    let mut management = Fields::within("context_management".into(), value)?;
+    for (i, value) in management.array("edits", MAX_EDITS)?.into_iter().flatten().enumerate() {
+        let mut edit = Fields::within(format!("context_management.edits[{i}]"), value)?;
+        let kind_path = edit.path("type");
+        let kind = fields::string(&kind_path, edit.required("type")?, MAX_WORD_LEN)?;
+        if kind != "clear_thinking_20251015" {
+            let why = "this server drops nothing from a conversation";
+            let message = format!("{kind_path}: {why}; expected clear_thinking_20251015, found {}", shown(&kind));
+            return Err(ApiError::field(kind_path, message).code("unsupported_value"));
+        }
+        let keeps_all = |value: &Json| *value == Json::String("all".into());
+        let keep = edit.path("keep");
+        match edit.take("keep") {
+            Some(value) if keeps_all(&value) => {}
+            _ => {
+                let message = format!("{keep}: this server drops no thoughts; expected \"all\"");
+                return Err(ApiError::field(keep, message).code("unsupported_value"));
+            }
+        }
+        edit.finish()?;
+    }
+    management.finish()
 }
 
 /// Reads fields of this server that Anthropic's API does not have: what repeats or explains a reply.

@@ -50,6 +50,9 @@ pub(crate) struct ChatRequest {
     pub(crate) chat: ChatFields,
     pub(crate) shared: SharedFields,
     pub(crate) sampling: SamplingFields,
+    /// Whether `max_tokens` may be more than the context has left, which then ends the reply. OpenAI's API refuses it,
+    /// Anthropic's documents it.
+    pub(crate) may_fill_context: bool,
 }
 
 impl ChatRequest {
@@ -83,18 +86,19 @@ impl ChatRequest {
         shared.check_seed(&sampling)?;
         let sampling = if shared.beam_width.is_none() { sampling.with_defaults(model) } else { sampling };
         shared_fields::check_model(&shared.model, model)?;
-        Ok(ChatRequest { chat, shared, sampling })
+        Ok(ChatRequest { chat, shared, sampling, may_fill_context: false })
     }
 
     /// Checks the request against the model and the tenant, and encodes its prompt.
     pub(crate) fn spec(self, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
-        let ChatRequest { chat, mut shared, sampling } = self;
+        let ChatRequest { chat, mut shared, sampling, may_fill_context } = self;
         let encoder = model.prompts().within(model.context_len);
         let rules = chat.conversation.tools.as_ref().filter(|rules| !rules.callable().is_empty());
         let output = shared.structured_output.as_ref();
         let end = chat.prompt_end()?;
         let EncodedChat { ids, ending } = chat.conversation.encode_with_ending(end, encoder)?;
-        let max_tokens = chat.max_completion_tokens.or(chat.max_tokens);
+        let fits = |wanted: &usize| !may_fill_context || ids.len().saturating_add(*wanted) <= model.context_len;
+        let max_tokens = chat.max_completion_tokens.or(chat.max_tokens).filter(fits);
         shared_fields::check_context(&ids, max_tokens, sampling.min_tokens(), model, "messages")?;
         let logprobs = (chat.logprobs == Some(true)).then(|| chat.top_logprobs.unwrap_or(0));
         let params = shared_fields::sampling_params(&sampling, logprobs, model)?;

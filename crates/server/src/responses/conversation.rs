@@ -2,6 +2,7 @@
 //! assistant, as chat templates expect them.
 
 use super::items::{Item, ItemContent, Role};
+use super::tools::Namespaces;
 use crate::http::error::ApiError;
 use crate::http::json::Json;
 use crate::translation::ChatBody;
@@ -47,7 +48,9 @@ impl Conversation {
                 self.put("reasoning_content", Json::String(text), &format!("{path}.content"));
                 self.dangling = Some(path.to_owned());
             }
-            ItemContent::Call { call_id, name, arguments } => self.add_call(call_id, name, arguments, path),
+            ItemContent::Call { call_id, namespace, name, arguments } => {
+                self.add_call(call_id, Namespaces::join(namespace.as_deref(), &name), arguments, path);
+            }
             ItemContent::CallOutput { call_id, texts } => {
                 let mut result = message("tool", texts_json(texts));
                 if let Json::Object(entries) = &mut result {

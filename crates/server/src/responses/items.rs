@@ -30,6 +30,7 @@ pub(super) enum ItemContent {
     },
     Call {
         call_id: String,
+        namespace: Option<String>,
         name: String,
         arguments: String,
     },
@@ -114,9 +115,13 @@ impl Item {
                 let parts: Vec<Value> = texts.iter().map(part).collect();
                 json!({ "id": id, "type": "message", "status": "completed", "role": role.name(), "content": parts })
             }
-            ItemContent::Call { call_id, name, arguments } => {
-                json!({ "id": id, "type": "function_call", "status": "completed", "call_id": call_id, "name": name,
-                        "arguments": arguments })
+            ItemContent::Call { call_id, namespace, name, arguments } => {
+                let mut item = json!({ "id": id, "type": "function_call", "status": "completed", "call_id": call_id,
+                    "name": name, "arguments": arguments });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = json!(namespace);
+                }
+                item
             }
             ItemContent::CallOutput { call_id, texts } => {
                 let output = match texts.as_slice() {
@@ -181,21 +186,21 @@ fn read_call(fields: &mut Fields) -> Result<ItemContent, ApiError> {
     let call_id = required_string(fields, "call_id", MAX_WORD_LEN)?;
     let name = required_string(fields, "name", MAX_WORD_LEN)?;
     let arguments = required_string(fields, "arguments", usize::MAX)?;
-    refuse_callers(fields)?;
-    Ok(ItemContent::Call { call_id, name, arguments })
+    let namespace = fields.string("namespace", MAX_WORD_LEN)?;
+    refuse_caller(fields)?;
+    Ok(ItemContent::Call { call_id, namespace, name, arguments })
 }
 
 fn read_call_output(fields: &mut Fields) -> Result<ItemContent, ApiError> {
     let call_id = required_string(fields, "call_id", MAX_WORD_LEN)?;
     let path = fields.path("output");
     let output = fields.required("output")?;
-    refuse_callers(fields)?;
+    refuse_caller(fields)?;
     Ok(ItemContent::CallOutput { call_id, texts: read_texts(&path, output, &["input_text"])? })
 }
 
-fn refuse_callers(fields: &mut Fields) -> Result<(), ApiError> {
-    fields.refuse("caller", |_| false, "this server runs no programs that call functions")?;
-    fields.refuse("namespace", |_| false, "functions have no namespaces here")
+fn refuse_caller(fields: &mut Fields) -> Result<(), ApiError> {
+    fields.refuse("caller", |_| false, "this server runs no programs that call functions")
 }
 
 fn read_reasoning(fields: &mut Fields) -> Result<ItemContent, ApiError> {
@@ -262,11 +267,18 @@ mod tests {
     fn items_read_back_as_they_were_written() {
         let message =
             |role, texts: &[&str]| ItemContent::Message { role, texts: texts.iter().map(|&t| t.into()).collect() };
+        let call = |namespace: Option<&str>| ItemContent::Call {
+            call_id: "call_1".into(),
+            namespace: namespace.map(str::to_owned),
+            name: "f".into(),
+            arguments: "{\"a\":1}".into(),
+        };
         for content in [
             message(Role::User, &["a", "b"]),
             message(Role::Assistant, &["é\""]),
             message(Role::Developer, &[]),
-            ItemContent::Call { call_id: "call_1".into(), name: "f".into(), arguments: "{\"a\":1}".into() },
+            call(None),
+            call(Some("tools")),
             ItemContent::CallOutput { call_id: "call_1".into(), texts: vec!["x".into()] },
             ItemContent::CallOutput { call_id: "call_1".into(), texts: vec!["x".into(), "y".into()] },
             ItemContent::Reasoning { text: "hm\nm".into() },

@@ -7,6 +7,7 @@ use pellucid_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::store::StoredItem;
+use super::tools::Namespaces;
 use crate::openai::logprobs::ChatToken;
 use crate::random;
 use crate::reply::parts::JsonParts;
@@ -20,14 +21,16 @@ pub(super) enum OutputKind {
     Call {
         index: usize,
         call_id: String,
+        namespace: Option<String>,
         name: String,
     },
 }
 
 impl OutputKind {
-    pub(super) fn of_call(call: &CallDelta) -> OutputKind {
-        let (call_id, name) = (call.id.clone().unwrap_or_default(), call.name.clone().unwrap_or_default());
-        OutputKind::Call { index: call.index, call_id, name }
+    pub(super) fn of_call(call: &CallDelta, namespaces: &Namespaces) -> OutputKind {
+        let call_id = call.id.clone().unwrap_or_default();
+        let (namespace, name) = namespaces.split(call.name.clone().unwrap_or_default());
+        OutputKind::Call { index: call.index, call_id, namespace, name }
     }
 }
 
@@ -65,7 +68,7 @@ impl OutputItem {
 
     /// Returns the items of a whole reply, in the order in which they are streamed. A reply that is complete has a
     /// message or a call, so that clients find an answer.
-    pub(super) fn of_reply(delta: Delta, is_complete: bool) -> Vec<OutputItem> {
+    pub(super) fn of_reply(delta: Delta, is_complete: bool, namespaces: &Namespaces) -> Vec<OutputItem> {
         let mut items = Vec::new();
         let has_message =
             !delta.text.is_empty() || delta.calls.is_empty() && (is_complete || delta.thoughts.is_empty());
@@ -78,7 +81,7 @@ impl OutputItem {
             items.push(OutputItem { text: delta.text, tokens, ..OutputItem::new(OutputKind::Message) });
         }
         for call in delta.calls {
-            let kind = OutputKind::of_call(&call);
+            let kind = OutputKind::of_call(&call, namespaces);
             items.push(OutputItem { text: call.arguments, ..OutputItem::new(kind) });
         }
         items
@@ -98,9 +101,13 @@ impl OutputItem {
             OutputKind::Message => {
                 json!({ "id": id, "type": "message", "status": "in_progress", "role": "assistant", "content": [] })
             }
-            OutputKind::Call { call_id, name, .. } => {
-                json!({ "id": id, "type": "function_call", "status": "in_progress", "call_id": call_id, "name": name,
-                        "arguments": "" })
+            OutputKind::Call { call_id, namespace, name, .. } => {
+                let mut item = json!({ "id": id, "type": "function_call", "status": "in_progress", "call_id": call_id,
+                    "name": name, "arguments": "" });
+                if let Some(namespace) = namespace {
+                    item["namespace"] = json!(namespace);
+                }
+                item
             }
         }
     }
@@ -135,9 +142,13 @@ pub(super) fn write_item(item: &Arc<OutputItem>, tokenizer: Option<&Arc<Tokenize
             write_part(item, tokenizer, parts);
             parts.literal("]}");
         }
-        OutputKind::Call { call_id, name, .. } => {
+        OutputKind::Call { call_id, namespace, name, .. } => {
             parts.literal(&format!("{{\"id\":{id},\"type\":\"function_call\",\"status\":\"{status}\",\"call_id\":"));
             parts.value(call_id);
+            if let Some(namespace) = namespace {
+                parts.literal(",\"namespace\":");
+                parts.value(namespace);
+            }
             parts.literal(",\"name\":");
             parts.value(name);
             parts.literal(",\"arguments\":\"");
@@ -196,7 +207,7 @@ mod tests {
         let call =
             CallDelta { index: 0, id: Some("call_1".into()), name: Some("f".into()), arguments: "{\"a\":1}".into() };
         let delta = Delta { thoughts: "hm".into(), text: "é\"\n".into(), calls: vec![call], ..Delta::default() };
-        let shown: Vec<Value> = OutputItem::of_reply(delta, true)
+        let shown: Vec<Value> = OutputItem::of_reply(delta, true, &Namespaces::default())
             .into_iter()
             .map(|item| serde_json::from_str(&to_stored(&Arc::new(item)).unwrap().json).unwrap())
             .collect();
@@ -215,7 +226,7 @@ mod tests {
         // An empty reply is an empty message.
         let kinds = |thoughts: &str, is_complete| -> Vec<OutputKind> {
             let delta = Delta { thoughts: thoughts.into(), ..Delta::default() };
-            OutputItem::of_reply(delta, is_complete).into_iter().map(|item| item.kind).collect()
+            OutputItem::of_reply(delta, is_complete, &Namespaces::default()).into_iter().map(|item| item.kind).collect()
         };
         assert_eq!(kinds("", true), [OutputKind::Message]);
         assert_eq!(kinds("", false), [OutputKind::Message]);

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::conversation::Conversation;
 use super::items::{Item, ItemContent, MAX_ITEMS};
 use super::store::{NewResponse, ResponseStore, StoredItem, Turn};
-use super::tools;
+use super::tools::{self, Namespaces};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
 use crate::http::json::Json;
@@ -54,6 +54,7 @@ pub(super) struct ResponseRequest {
 pub(super) struct Repeated {
     /// Fields of the request that the response repeats.
     pub(super) echo: Map<String, Value>,
+    pub(super) namespaces: Namespaces,
     /// Whether to store the response.
     pub(super) stores: bool,
     /// The items that it is stored with, without the output.
@@ -93,12 +94,14 @@ impl Reader<'_> {
         for name in OPTIONS.iter().map(|option| option.json_name()).chain(OWN_FIELDS) {
             body.set(name, fields.take(name), name);
         }
+        read_client_metadata(&mut fields)?;
         refuse_others(&mut fields)?;
         fields.finish()?;
-        let Prompt { body, previous, input, memory } = prompt;
+        let Prompt { body, namespaces, previous, input, memory } = prompt;
         let (chat, paths) = body.read_chat(self.model)?;
         let new = NewResponse { previous, input, ..NewResponse::default() };
-        let repeated = Repeated { echo, stores, new: if stores { new } else { NewResponse::default() } };
+        let new = if stores { new } else { NewResponse::default() };
+        let repeated = Repeated { echo, namespaces, stores, new };
         Ok(ResponseRequest { chat, paths, repeated, memory })
     }
 
@@ -136,12 +139,12 @@ impl Reader<'_> {
         let previous = self.read_previous(fields, &mut conversation, &mut memory, echo)?;
         let input = self.read_input(fields, &mut conversation, &mut memory)?;
         let mut body = conversation.finish()?;
-        tools::read(fields, &mut body, echo)?;
+        let namespaces = tools::read(fields, &mut body, echo)?;
         read_reasoning(fields, &mut body, echo)?;
         read_text(fields, &mut body, echo)?;
         read_truncation(fields, echo)?;
         fields.refuse("conversation", |_| false, "use previous_response_id")?;
-        Ok(Prompt { body, previous, input, memory: memory.account })
+        Ok(Prompt { body, namespaces, previous, input, memory: memory.account })
     }
 
     /// Reads `previous_response_id`, whose conversation precedes the input.
@@ -214,6 +217,7 @@ impl Reader<'_> {
 /// The prompt of a request that was read.
 struct Prompt {
     body: ChatBody,
+    namespaces: Namespaces,
     previous: Vec<Arc<Turn>>,
     input: Vec<StoredItem>,
     memory: Option<HeldMemory>,
@@ -338,6 +342,22 @@ fn read_truncation(fields: &mut Fields, echo: &mut Map<String, Value>) -> Result
     fields.refuse("truncation", is_disabled, "no item of a conversation is dropped; expected disabled")?;
     echo.insert("truncation".into(), json!("disabled"));
     Ok(())
+}
+
+/// Checks `client_metadata`: texts that a client keeps about itself, which concern nobody else.
+fn read_client_metadata(fields: &mut Fields) -> Result<(), ApiError> {
+    const NAME: &str = "client_metadata";
+    match fields.take(NAME) {
+        None => Ok(()),
+        Some(Json::Object(entries)) => {
+            let is_other = |(_, value): &&(String, Json)| !matches!(value, Json::String(_));
+            match entries.iter().find(is_other) {
+                Some((name, value)) => Err(fields::wrong_type(&format!("{NAME}.{name}"), "a string", value)),
+                None => Ok(()),
+            }
+        }
+        Some(other) => Err(fields::wrong_type(NAME, "an object", &other)),
+    }
 }
 
 /// Refuses fields of OpenAI's API that are not supported, unless their value asks for the default behaviour.

@@ -13,6 +13,7 @@ use super::output::{OutputItem, to_stored, write_item};
 use super::request::Repeated;
 use super::store::NewResponse;
 use super::stream::EventWriter;
+use super::tools::Namespaces;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::limits::client_memory::HeldMemory;
@@ -142,6 +143,7 @@ pub(super) struct ResponseForm {
     id: String,
     created_at: u64,
     echo: Arc<Echo>,
+    namespaces: Namespaces,
     /// Whether the response is to be stored.
     stores: bool,
     /// The items that it is stored with, until it is.
@@ -158,7 +160,7 @@ impl ResponseForm {
         repeated: Repeated,
         spec: &Spec,
     ) -> Result<ResponseForm, ApiError> {
-        let Repeated { mut echo, stores, new } = repeated;
+        let Repeated { mut echo, namespaces, stores, new } = repeated;
         if let Some(prompt) = spec.prompts.first() {
             for name in ["temperature", "top_p"] {
                 echo.insert(name.into(), effective_one(name, &prompt.request.sampling));
@@ -173,6 +175,7 @@ impl ResponseForm {
             id: random::id("resp_"),
             created_at: now(),
             echo: Arc::new(Echo { json, _held: held }),
+            namespaces,
             stores,
             new: Mutex::new(new),
             tokenizer: spec.logprobs.map(|_| app.model.tokenizer.clone()),
@@ -185,6 +188,10 @@ impl ResponseForm {
 
     pub(super) fn tenant(&self) -> &Tenant {
         &self.tenant
+    }
+
+    pub(super) fn namespaces(&self) -> &Namespaces {
+        &self.namespaces
     }
 
     pub(super) fn tokenizer(&self) -> Option<&Arc<Tokenizer>> {
@@ -278,7 +285,7 @@ impl ReplyForm for ResponseForm {
     fn whole(&self, choices: Vec<Delta>, sampling: &Sampling, summary: &Summary) -> JsonParts {
         let delta = choices.into_iter().next().unwrap_or_default();
         let status = Status::of(delta.finish.as_ref());
-        let items = shared(OutputItem::of_reply(delta, status == Status::Completed), status);
+        let items = shared(OutputItem::of_reply(delta, status == Status::Completed, &self.namespaces), status);
         let mut parts = JsonParts::default();
         self.write_complete(status, &items, &Ending { sampling, summary }, &mut parts);
         parts

@@ -204,7 +204,7 @@ impl EventWriter {
     }
 
     fn call(&mut self, call: &CallDelta) -> Result<(), OutOfMemory> {
-        self.open_item(OutputKind::of_call(call));
+        self.open_item(OutputKind::of_call(call, self.form.namespaces()));
         if call.arguments.is_empty() {
             return Ok(());
         }

@@ -120,6 +120,34 @@ fn conversations_are_rendered_like_those_of_a_chat() {
 }
 
 #[test]
+fn hints_of_agents_change_nothing() {
+    let server = Server::start();
+    let plain = post(&server, PATH, &body(json!({ "seed": 7 }))).ok();
+    let hinted = post(
+        &server,
+        PATH,
+        &body(json!({ "seed": 7, "thinking": { "type": "adaptive" }, "output_config": { "effort": "xhigh" },
+            "context_management": { "edits": [{ "type": "clear_thinking_20251015", "keep": "all" }] } })),
+    );
+    assert_eq!(hinted.ok()["content"], plain["content"]);
+}
+
+#[test]
+fn the_context_ends_a_reply_that_may_be_longer() {
+    let server = Server::with(Setup { context_len: 64, ..Setup::default() });
+    let message = post(&server, PATH, &body(json!({ "max_tokens": 32_000, "temperature": 0 }))).ok();
+    let usage = &message["usage"];
+    let num_tokens = usage["input_tokens"].as_u64().unwrap() + usage["output_tokens"].as_u64().unwrap();
+    match message["stop_reason"].as_str().unwrap() {
+        "model_context_window_exceeded" => assert_eq!(num_tokens, 64),
+        reason => assert_eq!(reason, "end_turn"),
+    }
+    let long = "once upon a time ".repeat(40);
+    let refused = post(&server, PATH, &body(json!({ "messages": [{ "role": "user", "content": long }] })));
+    assert_eq!(refused.status, 400, "{}", refused.text());
+}
+
+#[test]
 fn refusals_name_the_field_that_was_sent() {
     let server = Server::start();
     let image = json!({ "type": "image", "source": { "type": "base64", "media_type": "image/png", "data": "" } });
@@ -143,6 +171,15 @@ fn refusals_name_the_field_that_was_sent() {
         (json!({ "mcp_servers": [{}] }), "mcp_servers is not supported"),
         (json!({ "tools": [{ "type": "web_search_20250305", "name": "web_search" }] }), "tools[0].type: this server"),
         (json!({ "thinking": { "type": "enabled" } }), "thinking.budget_tokens is missing"),
+        (json!({ "output_config": { "effort": "huge" } }), "output_config.effort: expected one of"),
+        (
+            json!({ "context_management": { "edits": [{ "type": "clear_tool_uses_20250919" }] } }),
+            "context_management.edits[0].type: this server drops nothing",
+        ),
+        (
+            json!({ "context_management": { "edits": [{ "type": "clear_thinking_20251015" }] } }),
+            "context_management.edits[0].keep: this server drops no thoughts",
+        ),
         (
             json!({ "output_config": { "format": { "type": "json_schema", "schema": { "type": "no" } } } }),
             "output_config.format.schema",

@@ -341,6 +341,17 @@ fn refusals_name_the_field_that_was_sent() {
         (json!({ "messages": [] }), "messages"),
         (json!({ "temperature": -1 }), "temperature"),
         (json!({ "tools": [{ "type": "web_search" }] }), "tools[0].type"),
+        (json!({ "tools": [{ "type": "namespace", "tools": [] }] }), "tools[0].name"),
+        (
+            json!({ "tools": [{ "type": "namespace", "name": "a", "tools": [{ "type": "custom" }] }] }),
+            "tools[0].tools[0].type",
+        ),
+        (
+            json!({ "tools": [{ "type": "namespace", "name": "a", "tools": [{ "type": "function", "name": "+" }] }] }),
+            "tools[0].tools[0].name",
+        ),
+        (json!({ "client_metadata": { "a": 1 } }), "client_metadata.a"),
+        (json!({ "client_metadata": "a" }), "client_metadata"),
         (json!({ "tool_choice": { "type": "file_search" } }), "tool_choice.type"),
         (json!({ "text": { "format": { "type": "xml" } } }), "text.format.type"),
         (json!({ "text": { "format": schema } }), "text.format.schema"),
@@ -436,4 +447,31 @@ fn calls_and_their_outputs_are_rendered_like_those_of_a_chat() {
         let refused = server.post(PATH, &body(json!({ "input": input })));
         assert_eq!(refused.refused(400).0.as_deref(), Some(param), "{}", refused.text());
     }
+}
+
+#[test]
+fn functions_of_a_namespace_are_called_by_both_names() {
+    let tiny = TinyModel { has_brackets: true, ..TinyModel::default() };
+    let server = Server::with(Setup { template: CALLS_TEMPLATE, tiny, context_len: 2048, ..Setup::default() });
+    let function = |name: &str| {
+        let parameters = json!({ "type": "object", "properties": { "n": { "enum": [1, 2] } }, "required": ["n"],
+            "additionalProperties": false });
+        json!({ "type": "function", "name": name, "parameters": parameters, "strict": false })
+    };
+    let group = json!({ "type": "namespace", "name": "clock", "description": "Tells the time",
+        "tools": [function("now"), function("zone")] });
+    let fields = json!({ "tools": [group], "tool_choice": "required", "parallel_tool_calls": false, "seed": 3,
+        "max_output_tokens": 200, "client_metadata": { "session": "a" } });
+    let response = create(&server, fields.clone());
+    let call = &response["output"][0];
+    assert_eq!((&call["type"], &call["namespace"]), (&json!("function_call"), &json!("clock")), "{response}");
+    assert!(["now", "zone"].contains(&call["name"].as_str().unwrap()), "{call}");
+    assert_eq!(response["tools"], json!([group]));
+    // The stream announces both names, and a client can send the call back.
+    let events = events(&server, fields.clone());
+    let added = events.iter().find(|event| event["type"] == "response.output_item.added").unwrap();
+    assert_eq!((&added["item"]["namespace"], &added["item"]["name"]), (&call["namespace"], &call["name"]));
+    let output = json!({ "type": "function_call_output", "call_id": call["call_id"], "output": "12" });
+    let again = json!({ "input": [{ "role": "user", "content": "hello" }, call, output], "tools": [group] });
+    create(&server, again);
 }
