@@ -9,6 +9,8 @@ const { z } = require("zod");
 
 const [baseURL] = process.argv.slice(2);
 const settings = { seed: 1, temperature: 1.5 };
+// Exceeds the longest text of every schema below; each token of the tiny model is one character.
+const MAX_TOKENS = 2000;
 const prompt = "How is the weather?";
 const zone = z.enum(["UTC", "CET"]);
 const weather = z.object({ city: z.string().min(1).max(6), days: z.number().int().min(1).max(9) });
@@ -31,7 +33,7 @@ async function runTools() {
   };
   const messages = [{ role: "user", content: prompt }];
   const body = {
-    model: "tiny", ...settings, max_tokens: 160, messages, tools: [clock], tool_choice: "required",
+    model: "tiny", ...settings, max_tokens: MAX_TOKENS, messages, tools: [clock], tool_choice: "required",
     parallel_tool_calls: false,
   };
   for (const stream of [false, true]) {
@@ -48,7 +50,7 @@ async function runTools() {
 async function aiSdk() {
   const provider = createOpenAICompatible({ name: "pellucid", baseURL, supportsStructuredOutputs: true });
   const model = provider("tiny");
-  const usual = { model, prompt, ...settings, maxOutputTokens: 300, maxRetries: 0 };
+  const usual = { model, prompt, ...settings, maxOutputTokens: MAX_TOKENS, maxRetries: 0 };
 
   const { object } = await generateObject({ ...usual, schema: weather });
   weather.parse(object);
@@ -61,11 +63,13 @@ async function aiSdk() {
     inputSchema: z.object({ zone }),
     execute: async ({ zone }) => { zones.push(zone); return "noon"; },
   });
-  const called = { ...usual, tools: { clock }, toolChoice: "required", stopWhen: stepCountIs(2) };
+  // Parallel calls of a random model have no end.
+  const providerOptions = { pellucid: { parallel_tool_calls: false } };
+  const called = { ...usual, providerOptions, tools: { clock }, toolChoice: "required", stopWhen: stepCountIs(2) };
   const whole = await generateText(called);
   assert.equal(whole.steps.length, 2);
   for (const step of whole.steps) {
-    assert.ok(step.toolCalls.length >= 1 && step.toolResults.every((result) => result.output === "noon"));
+    assert.ok(step.toolCalls.length === 1 && step.toolResults.every((result) => result.output === "noon"));
   }
   const inputs = whole.steps.map((step) => step.toolCalls.map((call) => call.input));
   zones.length = 0;

@@ -1,4 +1,4 @@
-//! Writes the tiny model, for tests in other languages: `tiny_model FOLDER [CONTEXT] [words]`.
+//! Writes the tiny model, for tests in other languages: `tiny_model FOLDER [CONTEXT] [words] [brackets]`.
 
 use std::path::Path;
 
@@ -7,13 +7,18 @@ use pellucid_testing::{TINY_TEMPLATE, TinyModel};
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let Some((folder, rest)) = arguments.split_first() else {
-        eprintln!("usage: tiny_model FOLDER [CONTEXT] [words]");
+        eprintln!("usage: tiny_model FOLDER [CONTEXT] [words] [brackets]");
         std::process::exit(2);
     };
     let context_len = rest.iter().find_map(|word| word.parse().ok());
-    let has_words = rest.iter().any(|word| word == "words");
-    let model =
-        TinyModel { template: Some(TINY_TEMPLATE), context_len, has_words, has_brackets: false, fills_gaps: false };
+    let has = |name: &str| rest.iter().any(|word| word == name);
+    let model = TinyModel {
+        template: Some(TINY_TEMPLATE),
+        context_len,
+        has_words: has("words"),
+        has_brackets: has("brackets"),
+        fills_gaps: false,
+    };
     if let Err(error) = model.write(Path::new(folder)) {
         eprintln!("error: could not write the model to {folder}: {error}");
         std::process::exit(1);
