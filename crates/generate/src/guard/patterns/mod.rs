@@ -4,9 +4,12 @@
 //! remember the piece in which their match began (`scanner`). A piece is held back exactly while a match that began in
 //! it or before it may still be completed. That is bounded, because an expression without a maximum length is refused.
 //!
+//! The arguments of a call are searched twice: as they are written, and with the escapes of JSON decoded (`escapes`).
+//!
 //! Text is compared after `normalize`: every character in its compatibility form, invisible ones left out. Letter case
 //! does not matter unless an expression says `(?-i)`.
 
+mod escapes;
 mod normalize;
 mod scanner;
 

@@ -11,6 +11,7 @@ use regex_automata::util::primitives::StateID;
 
 use super::super::{Passage, ReplyScanner, Scan};
 use super::Automaton;
+use super::escapes::DecodedScan;
 use super::normalize::normalized;
 
 /// A match in progress.
@@ -61,8 +62,18 @@ impl TextScan {
         self.threads.first().map(|thread| thread.piece)
     }
 
+    /// Returns a search that goes on behind the same text.
+    pub(super) fn fork(&self) -> TextScan {
+        let fresh = TextScan::new(self.automaton.clone());
+        TextScan { threads: self.threads.clone(), before: self.before, found: self.found, ..fresh }
+    }
+
     pub(super) fn push(&mut self, piece: usize, text: &str) {
-        for character in text.chars().flat_map(normalized) {
+        text.chars().for_each(|character| self.push_character(piece, character));
+    }
+
+    pub(super) fn push_character(&mut self, piece: usize, character: char) {
+        for character in normalized(character) {
             if self.found.is_some() {
                 return;
             }
@@ -150,11 +161,49 @@ impl TextScan {
     }
 }
 
+/// Searches one passage.
+#[derive(Debug)]
+struct PassageScan {
+    passage: Passage,
+    written: TextScan,
+    /// The text with its escapes decoded, from the first escape of a call on. Before that, both texts are the same.
+    decoded: Option<DecodedScan>,
+}
+
+impl PassageScan {
+    fn push(&mut self, piece: usize, text: &str) {
+        if let Some(decoded) = &mut self.decoded {
+            decoded.push(piece, text);
+            return self.written.push(piece, text);
+        }
+        let escape = text.find('\\').filter(|_| matches!(self.passage, Passage::Call(_)));
+        let (before, rest) = text.split_at(escape.unwrap_or(text.len()));
+        self.written.push(piece, before);
+        if escape.is_some() {
+            self.decoded = Some(DecodedScan::after(&self.written));
+            self.push(piece, rest);
+        }
+    }
+
+    fn finish(&mut self) {
+        self.written.finish();
+        self.decoded.iter_mut().for_each(DecodedScan::finish);
+    }
+
+    fn found(&self) -> Option<(usize, usize)> {
+        self.written.found().into_iter().chain(self.decoded.iter().filter_map(DecodedScan::found)).min()
+    }
+
+    fn held_from(&self) -> Option<usize> {
+        self.written.held_from().into_iter().chain(self.decoded.iter().filter_map(DecodedScan::held_from)).min()
+    }
+}
+
 /// Searches all passages of a reply.
 #[derive(Debug)]
 pub(super) struct PatternScanner {
     automaton: Arc<Automaton>,
-    passages: Vec<(Passage, TextScan)>,
+    passages: Vec<PassageScan>,
     /// Pieces that were added.
     num_pieces: usize,
 }
@@ -165,17 +214,18 @@ impl PatternScanner {
     }
 
     /// Returns the scan of a passage. A call is complete when the next one begins.
-    fn passage(&mut self, passage: Passage) -> &mut TextScan {
-        let at = self.passages.iter().position(|(known, _)| *known == passage);
+    fn passage(&mut self, passage: Passage) -> &mut PassageScan {
+        let at = self.passages.iter().position(|known| known.passage == passage);
         let at = at.unwrap_or_else(|| {
-            self.passages.push((passage, TextScan::new(self.automaton.clone())));
+            let written = TextScan::new(self.automaton.clone());
+            self.passages.push(PassageScan { passage, written, decoded: None });
             self.passages.len() - 1
         });
-        &mut self.passages[at].1
+        &mut self.passages[at]
     }
 
     fn scan(&self) -> Scan {
-        match self.passages.iter().filter_map(|(_, scan)| scan.found()).min() {
+        match self.passages.iter().filter_map(PassageScan::found).min() {
             Some((piece, pattern)) => {
                 // A match in one passage does not release what another holds back.
                 let from = self.held_from().map_or(piece, |held| held.min(piece));
@@ -186,7 +236,7 @@ impl PatternScanner {
     }
 
     fn held_from(&self) -> Option<usize> {
-        self.passages.iter().filter_map(|(_, scan)| scan.held_from()).min()
+        self.passages.iter().filter_map(PassageScan::held_from).min()
     }
 }
 
@@ -194,17 +244,16 @@ impl ReplyScanner for PatternScanner {
     fn push(&mut self, piece: usize, passage: Passage, text: &str) -> Scan {
         self.num_pieces = piece + 1;
         if let Passage::Call(index) = passage {
-            let is_complete = |other: Passage| matches!(other, Passage::Call(other) if other < index);
-            let complete = self.passages.iter_mut().filter(|(other, _)| is_complete(*other));
-            complete.for_each(|(_, scan)| scan.finish());
-            self.passages.retain(|(other, scan)| !is_complete(*other) || scan.found().is_some());
+            let is_complete = |scan: &PassageScan| matches!(scan.passage, Passage::Call(other) if other < index);
+            self.passages.iter_mut().filter(|scan| is_complete(scan)).for_each(PassageScan::finish);
+            self.passages.retain(|scan| !is_complete(scan) || scan.found().is_some());
         }
         self.passage(passage).push(piece, text);
         self.scan()
     }
 
     fn finish(&mut self) -> Scan {
-        self.passages.iter_mut().for_each(|(_, scan)| scan.finish());
+        self.passages.iter_mut().for_each(PassageScan::finish);
         match self.scan() {
             Scan::Passed(_) => Scan::Passed(self.num_pieces),
             blocked => blocked,

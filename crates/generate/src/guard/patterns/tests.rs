@@ -69,6 +69,29 @@ fn passages_are_searched_apart_and_wait_for_each_other() {
 }
 
 #[test]
+fn escapes_in_arguments_hide_nothing() {
+    let guard = guard("foo\\s{0,2}bar\n\u{1f600}x");
+    let scan = |pieces: &[&str]| {
+        let mut scanner = guard.scanner().unwrap();
+        let scans: Vec<Scan> =
+            pieces.iter().enumerate().map(|(i, piece)| scanner.push(i, Passage::Call(0), piece)).collect();
+        (scans.last().cloned().unwrap(), scanner.finish())
+    };
+    let from = |from: usize| Scan::Blocked { from, rule: "line 1".into() };
+    assert_eq!(scan(&["f {\"a\": \"", "f\\u006f", "o\\n", "bar\"}"]).1, from(1));
+    assert_eq!(scan(&["f {\"a\": \"", "f\\u", "006", "fo\\nbar\"}"]).1, from(1), "an escape over pieces");
+    assert_eq!(scan(&["{\"a\": \"\\u00", "66oobar\"}"]).1, from(0), "a match begins where its escape does");
+    assert!(matches!(scan(&["{\"a\": \"\\ud83d", "\\ude00", "x\"}"]).1, Scan::Blocked { from: 0, .. }));
+    assert_eq!(scan(&["{\"a\": \"", "\\"]).0, Scan::Passed(1), "an escape is held until it is complete");
+    assert_eq!(scan(&["{\"a\": \"", "\\u0066oo", "baz\"}"]), (Scan::Passed(3), Scan::Passed(3)));
+    assert_eq!(scan(&["{\"a\": \"", "\\\\u0066oobar\"}"]).1, Scan::Passed(2), "an escaped backslash");
+    // Only arguments of calls are JSON.
+    let mut scanner = guard.scanner().unwrap();
+    scanner.push(0, Passage::Answer, "\\u0066oobar");
+    assert_eq!(scanner.finish(), Scan::Passed(1));
+}
+
+#[test]
 fn expressions_that_cannot_be_used_are_refused_by_line() {
     for (line, part) in [
         ("a.*b", "any length"),
@@ -94,6 +117,42 @@ fn expressions_that_cannot_be_used_are_refused_by_line() {
 }
 
 proptest! {
+    /// Arguments are blocked if and only if a parser of JSON finds a match in the value, however they are spelled and
+    /// cut.
+    #[test]
+    fn spelling_does_not_matter(
+        value in "[fob😀\n\"\\\\]{0,12}",
+        is_escaped in prop::collection::vec(any::<bool>(), 24),
+        cuts in prop::collection::vec(1usize..4, 0..40),
+    ) {
+        let guard = guard("fo{1,2}b\n😀f");
+        let mut text = "\"".to_owned();
+        for (character, is_escaped) in value.chars().zip(is_escaped) {
+            if is_escaped {
+                let units = character.encode_utf16(&mut [0; 2]).to_vec();
+                units.into_iter().for_each(|unit| text += &format!("\\u{unit:04x}"));
+            } else {
+                let quoted = serde_json::to_string(&character).unwrap();
+                text += &quoted[1..quoted.len() - 1];
+            }
+        }
+        text.push('"');
+        prop_assert_eq!(&serde_json::from_str::<String>(&text).unwrap(), &value);
+        let mut scanner = guard.scanner().unwrap();
+        let (mut rest, mut number) = (text.as_str(), 0);
+        for cut in cuts.into_iter().chain(std::iter::repeat(2)) {
+            if rest.is_empty() {
+                break;
+            }
+            let at = rest.char_indices().nth(cut).map_or(rest.len(), |(at, _)| at);
+            scanner.push(number, Passage::Call(0), &rest[..at]);
+            (rest, number) = (&rest[at..], number + 1);
+        }
+        let oracle = Regex::new("fo{1,2}b|😀f").unwrap();
+        let is_found = oracle.is_match(&value).unwrap() || oracle.is_match(&text).unwrap();
+        prop_assert_eq!(matches!(scanner.finish(), Scan::Blocked { .. }), is_found, "{}", text);
+    }
+
     /// For any cut into pieces, a reply is blocked if another engine finds a match, and what is shown has none.
     #[test]
     fn pieces_do_not_matter(
