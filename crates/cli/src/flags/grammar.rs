@@ -1,13 +1,11 @@
 //! Flags for structured output: the grammar of a reply, from a file or from the command line.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use pellucid_engine::TenantId;
-use pellucid_generate::{GrammarSource, LoadedModel};
-use pellucid_sampling::TokenConstraint;
+use pellucid_generate::GrammarSource;
 
+use super::json_file;
 use super::usage_error::OrUsage;
 
 /// The grammar of a reply; at most one of these.
@@ -38,31 +36,17 @@ impl GrammarArgs {
         given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag)
     }
 
-    /// Reads the file of the grammar, before a model is loaded.
-    pub(crate) fn source(&self) -> Result<Option<GrammarSource>> {
-        let read = |path: &PathBuf| {
-            std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display())).or_usage()
+    /// Reads the file of the grammar, before a model is loaded. Returns it with its flag.
+    pub(crate) fn source(&self) -> Result<Option<(&'static str, GrammarSource)>> {
+        let Some(flag) = self.flag() else { return Ok(None) };
+        let source = if let Some(path) = &self.json_schema {
+            GrammarSource::JsonSchema(json_file::read(path)?)
+        } else if let Some(path) = &self.grammar {
+            let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()));
+            GrammarSource::Grammar(text.or_usage()?)
+        } else {
+            GrammarSource::Regex(self.regex.clone().unwrap_or_default())
         };
-        if let Some(path) = &self.json_schema {
-            let text = read(path)?;
-            let schema = serde_json::from_str(&text).with_context(|| format!("{} is not valid JSON", path.display()));
-            return Ok(Some(GrammarSource::JsonSchema(schema.or_usage()?)));
-        }
-        if let Some(path) = &self.grammar {
-            return Ok(Some(GrammarSource::Grammar(read(path)?)));
-        }
-        Ok(self.regex.clone().map(GrammarSource::Regex))
-    }
-
-    /// Compiles the grammar for a model.
-    pub(crate) fn compile(
-        &self,
-        source: Option<&GrammarSource>,
-        model: &LoadedModel,
-    ) -> Result<Option<Arc<dyn TokenConstraint>>> {
-        let Some(source) = source else { return Ok(None) };
-        let flag = self.flag().unwrap_or_default();
-        let grammar = model.grammar(TenantId(0), source.clone());
-        Ok(Some(grammar.map_err(anyhow::Error::new).with_context(|| flag.to_owned()).or_usage()?))
+        Ok(Some((flag, source)))
     }
 }

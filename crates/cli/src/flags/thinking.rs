@@ -1,7 +1,7 @@
 //! Flags of thinking: how much a model thinks before it answers. `run` and `explain` share them.
 
 use anyhow::{Result, anyhow};
-use pellucid_generate::{ChatPrompt, EncodedChat, LoadedModel, PromptRequest, REASONING_EFFORTS};
+use pellucid_generate::{ChatPrompt, EncodedChat, LoadedModel, PromptRequest, REASONING_EFFORTS, ReplyPlan};
 use serde_json::{Map, Value};
 
 use super::prompt::Prompt;
@@ -66,36 +66,37 @@ impl ThinkingArgs {
 }
 
 impl ThinkingChoice {
-    /// Returns the token ids of a prompt, with those that the model expects before every text.
-    pub(crate) fn encode(&self, prompt: &Prompt, model: &LoadedModel) -> Result<EncodedChat> {
+    /// Returns the token ids of a prompt, with those that the model expects before every text. The prompt of a chat
+    /// shows the tools of `plan`.
+    pub(crate) fn encode(&self, prompt: &Prompt, model: &LoadedModel, plan: &ReplyPlan) -> Result<EncodedChat> {
         Ok(match prompt {
             Prompt::Chat(messages) => {
                 let variables = Some(&self.variables).filter(|variables| !variables.is_empty());
-                model.prompts().encode_with_ending(&ChatPrompt { variables, ..ChatPrompt::new(messages) })?
+                let prompt = ChatPrompt { variables, tools: plan.tools(), ..ChatPrompt::new(messages) };
+                model.prompts().encode_with_ending(&prompt)?
             }
             Prompt::Text(text) => EncodedChat { ids: model.prompts().encode_text(text)?, ending: String::new() },
         })
     }
 
-    /// Returns the request for a prompt, whose replies separate thoughts from the answer if it is a chat. `make` gets
-    /// the token ids.
+    /// Returns the request for a prompt, whose replies follow `plan` and, in a chat, separate thoughts from the answer.
+    /// `make` gets the token ids.
     pub(crate) fn request(
         &self,
         prompt: &Prompt,
         model: &LoadedModel,
+        plan: &ReplyPlan,
         make: impl FnOnce(Vec<u32>) -> pellucid_engine::Request,
     ) -> Result<PromptRequest> {
-        let EncodedChat { ids, ending } = self.encode(prompt, model)?;
-        let request = make(ids);
-        Ok(match prompt {
-            Prompt::Text(_) => PromptRequest::text(request),
-            Prompt::Chat(_) => {
-                // A grammar describes every byte, so no space at the beginning is dropped.
-                let has_grammar = request.constraint.is_some();
-                let mut chat = PromptRequest { continues_text: has_grammar, ..PromptRequest::chat(request) };
-                model.separate_thoughts(&mut chat, &ending, self.budget);
-                chat
-            }
-        })
+        let EncodedChat { ids, ending } = self.encode(prompt, model, plan)?;
+        let is_chat = matches!(prompt, Prompt::Chat(_));
+        // A grammar describes every byte, so no space at the beginning is dropped.
+        let continues_text = !is_chat || plan.has_grammar();
+        let mut request = PromptRequest { continues_text, ..PromptRequest::chat(make(ids)) };
+        plan.apply(&mut request);
+        if is_chat {
+            model.separate_thoughts(&mut request, &ending, self.budget);
+        }
+        Ok(request)
     }
 }

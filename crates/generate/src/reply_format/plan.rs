@@ -28,12 +28,24 @@ pub struct ReplyPlan {
     tools: Option<Value>,
     constraint: Option<Arc<dyn TokenConstraint>>,
     calls: Option<CallText>,
+    /// Whether an answer that is not a call has a grammar.
+    has_grammar: bool,
 }
 
 impl ReplyPlan {
     /// Returns the tools that the prompt shows to the model.
     pub fn tools(&self) -> Option<&Value> {
         self.tools.as_ref()
+    }
+
+    /// Whether the reply may call tools.
+    pub fn has_calls(&self) -> bool {
+        self.calls.is_some()
+    }
+
+    /// Whether an answer that calls no tool satisfies a grammar.
+    pub fn has_grammar(&self) -> bool {
+        self.has_grammar
     }
 
     /// Makes the replies to a prompt follow the plan. Call it when the ids of the prompt are known: the ids of calls
@@ -71,9 +83,10 @@ impl LoadedModel {
             .map(|tool| CallTool { name: tool.name.clone(), parameters: tool.schema() })
             .collect();
         let shown = rules.prompt_tools();
+        let has_grammar = answer.is_some();
         if tools.is_empty() {
             let constraint = answer.map(|answer| answer as Arc<dyn TokenConstraint>);
-            return Ok(ReplyPlan { tools: shown, constraint, calls: None });
+            return Ok(ReplyPlan { tools: shown, constraint, calls: None, has_grammar });
         }
         let format = self.calling().format();
         let answer_open = self.calling().answer_open().map(str::to_owned);
@@ -84,6 +97,6 @@ impl LoadedModel {
         let call_rules =
             CallRules { grammar, triggers, is_at_start: format.is_at_start, is_required: rules.is_required() };
         let constraint = self.reply_constraint(ReplyRules { answer_open, answer, calls: Some(call_rules) })?;
-        Ok(ReplyPlan { tools: shown, constraint: Some(Arc::new(constraint)), calls: Some(calls) })
+        Ok(ReplyPlan { tools: shown, constraint: Some(Arc::new(constraint)), calls: Some(calls), has_grammar })
     }
 }

@@ -25,6 +25,10 @@ pub(crate) struct ModelCard {
     system_fingerprint: String,
     /// Purposes of the model: `chat` and `completions`, or `embeddings` and `rerank`.
     capabilities: Vec<&'static str>,
+    /// Format in which the model calls tools, by its name in the documentation; `generic` if its chat template has
+    /// none. Absent for models that do not chat.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_format: Option<&'static str>,
     /// Sampling parameters of a request that gives none: for each field its `value`, and its `source`, which is
     /// `server` (a flag of the server), `model` (the model's files recommend it) or `openai` (OpenAI's default). Absent
     /// for models that compute vectors.
@@ -70,6 +74,7 @@ impl ModelCard {
                 Some(_) => vec!["chat", "completions"],
                 None => vec!["completions"],
             },
+            tool_format: model.template.as_ref().map(|_| model.calling().format().name),
             sampling_defaults: Some(default_parameters(model)),
             embedding: None,
         }
@@ -86,6 +91,7 @@ impl ModelCard {
             max_model_len: info.context_len,
             system_fingerprint: model.fingerprint.clone(),
             capabilities: if info.scores_pairs { vec!["rerank"] } else { vec!["embeddings", "rerank"] },
+            tool_format: None,
             sampling_defaults: None,
             embedding: (!info.scores_pairs).then(|| EmbeddingCard {
                 dimensions: info.num_dimensions,

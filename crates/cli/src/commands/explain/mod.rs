@@ -6,13 +6,12 @@ mod page;
 mod table;
 
 use std::io::{IsTerminal, Write};
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
 use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
-use pellucid_generate::{Finish, LoadedModel};
-use pellucid_sampling::{MAX_LOGPROBS, Preset, Sampler, SamplingParams, StepKind, TokenConstraint};
+use pellucid_generate::{Finish, LoadedModel, ReplyPlan};
+use pellucid_sampling::{MAX_LOGPROBS, Preset, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
 use serde_json::Value;
 
@@ -22,6 +21,7 @@ use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
 use crate::flags::thinking::{ThinkingArgs, ThinkingChoice};
+use crate::flags::tools::{ToolArgs, plan_reply};
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::cells::Paint;
@@ -93,6 +93,9 @@ pub(crate) struct ExplainArgs {
     grammar: GrammarArgs,
 
     #[command(flatten)]
+    tools: ToolArgs,
+
+    #[command(flatten)]
     sampling: SamplingArgs,
 
     #[command(flatten)]
@@ -126,6 +129,10 @@ pub(crate) fn run(
     if let Some(flag) = args.thinking.flag().filter(|_| args.prompt.raw) {
         bail_usage!("{flag} has no effect with --raw: thoughts belong to a chat");
     }
+    if let Some(flag) = args.tools.flag().filter(|_| args.prompt.raw) {
+        bail_usage!("{flag} cannot be combined with --raw: tools belong to a chat");
+    }
+    let tools = args.tools.read()?;
     let grammar = args.grammar.source()?;
     let loaded = args.compute.open_with(&path, 1, hub, &args.prompt.template, &args.speculation)?;
     let (model, drafters) = (loaded.model, loaded.info.speculation);
@@ -134,7 +141,7 @@ pub(crate) fn run(
     let explanation = Explanation {
         name: path.file_name().map_or_else(String::new, |name| format::escaped(&name.to_string_lossy())),
         params,
-        constraint: args.grammar.compile(grammar.as_ref(), &model)?,
+        plan: plan_reply(tools.as_ref(), grammar.as_ref(), &model)?,
         thinking: args.thinking.for_model(&model)?,
         preset: args.sampling.preset(),
         origin: args.sampling.origin(&model.sampling),
@@ -159,8 +166,8 @@ pub(crate) struct Explanation {
     /// Name of the model, for the title.
     pub(crate) name: String,
     pub(crate) params: SamplingParams,
-    /// Grammar of the reply.
-    pub(crate) constraint: Option<Arc<dyn TokenConstraint>>,
+    /// Tools and grammar of the reply.
+    pub(crate) plan: ReplyPlan,
     pub(crate) thinking: ThinkingChoice,
     /// The preset that the user gave.
     pub(crate) preset: Option<Preset>,
@@ -189,12 +196,11 @@ impl Explanation {
         output: &mut Output,
     ) -> Result<()> {
         let params = SamplingParams { logprobs: Some(MAX_LOGPROBS), ..self.params };
-        let request = self.thinking.request(prompt, model, |ids| Request {
+        let request = self.thinking.request(prompt, model, &self.plan, |ids| Request {
             max_tokens: Some(self.max_tokens),
             loop_guard: self.loop_guard,
             trace: true,
             speculate: self.speculate,
-            constraint: self.constraint.clone(),
             ..Request::new(ids, params.clone())
         })?;
         let request = request.request;
@@ -230,7 +236,7 @@ impl Explanation {
         let stream = model.engine.submit(request)?;
         // The reply of a chat is a new text; otherwise it continues the prompt's text.
         let (text, before) = match prompt {
-            Prompt::Chat(_) if self.constraint.is_none() => (model.tokenizer.stream(false), String::new()),
+            Prompt::Chat(_) if !self.plan.has_grammar() => (model.tokenizer.stream(false), String::new()),
             Prompt::Chat(_) => (TextStream::after(&*model.tokenizer, false, &ids), String::new()),
             Prompt::Text(text) => (TextStream::after(&*model.tokenizer, false, &ids), text.clone()),
         };

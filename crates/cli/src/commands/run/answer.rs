@@ -1,7 +1,6 @@
 //! One request of `pellucid run`: shows its replies as they arrive, and a line with counts and times at the end.
 
 use std::io::{IsTerminal, Write as _};
-use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -9,8 +8,8 @@ use anyhow::{Result, anyhow};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::Speculation;
 use pellucid_engine::{BeamParams, Error, Repetition, Request};
-use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, Turn};
-use pellucid_sampling::{SamplingParams, TokenConstraint};
+use pellucid_generate::{Delta, Finish, Generation, GenerationEvent, GenerationRequest, LoadedModel, ReplyPlan, Turn};
+use pellucid_sampling::SamplingParams;
 
 use crate::flags::prompt::Prompt;
 use crate::flags::thinking::ThinkingChoice;
@@ -37,8 +36,8 @@ pub(super) struct Answerer<'a> {
     pub(super) loop_guard: bool,
     pub(super) best_of: usize,
     pub(super) beams: Option<BeamParams>,
-    /// Grammar of every reply.
-    pub(super) constraint: Option<Arc<dyn TokenConstraint>>,
+    /// Tools and grammar of every reply.
+    pub(super) plan: ReplyPlan,
     /// Settings of thinking, and how thoughts are shown.
     pub(super) thinking: ThinkingChoice,
     pub(super) thoughts: ThoughtDisplay,
@@ -63,14 +62,13 @@ pub(super) struct Answer {
 impl Answerer<'_> {
     /// Answers a prompt. A single continuation follows its prompt, so that the whole reads as one text.
     pub(super) fn answer(&mut self, prompt: &Prompt, output: &mut Output) -> Result<Answer> {
-        let mut request = self.thinking.request(prompt, &self.model, |ids| Request {
+        let mut request = self.thinking.request(prompt, &self.model, &self.plan, |ids| Request {
             max_tokens: self.limit(ids.len()),
             num_choices: self.num_choices,
             loop_guard: self.loop_guard,
             best_of: self.best_of,
             beams: self.beams,
             speculate: self.speculate,
-            constraint: self.constraint.clone(),
             ..Request::new(ids, self.sampling.clone())
         })?;
         if let Prompt::Chat(messages) = prompt {
@@ -95,6 +93,7 @@ impl Answerer<'_> {
             model: &self.model,
             generation: &generation,
             sampling: &self.sampling,
+            has_tools: self.plan.has_calls(),
             is_drafted: self.speculate && !self.drafters.is_off() && self.beams.is_none(),
             is_sampled: self.sampling.temperature > 0.0 && self.beams.is_none(),
         };
@@ -114,8 +113,8 @@ impl Answerer<'_> {
         if is_cut && self.max_tokens.is_none() {
             log::note(&format!("the reply was cut after {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more"));
         }
-        let is_whole = |finish: &Finish| matches!(finish, Finish::EndToken(_));
-        if self.constraint.is_some() && !generation.summary().finishes.iter().flatten().all(is_whole) {
+        let is_whole = |finish: &Finish| matches!(finish, Finish::EndToken(_) | Finish::ToolCalls(_));
+        if self.plan.has_grammar() && !generation.summary().finishes.iter().flatten().all(is_whole) {
             log::note("the reply ended before its grammar did, so it is not complete");
         }
         Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })

@@ -21,6 +21,7 @@ use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::{BeamArgs, SamplingArgs};
 use crate::flags::speculation::SpeculationArgs;
 use crate::flags::thinking::ThinkingArgs;
+use crate::flags::tools::{ToolArgs, plan_reply};
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
@@ -80,6 +81,9 @@ pub(crate) struct RunArgs {
     grammar: GrammarArgs,
 
     #[command(flatten)]
+    tools: ToolArgs,
+
+    #[command(flatten)]
     guard: GuardArgs,
 
     #[command(flatten)]
@@ -119,6 +123,7 @@ pub(crate) fn run(
         check_chat_flags(args, width)?;
     }
     let grammar = args.grammar.source()?;
+    let tools = args.tools.read()?;
     let guards = args.guard.open(&args.compute, hub)?;
     guards.notes.iter().for_each(|note| log::note(&format!("[{note}]")));
     let is_chat = prompt.is_none();
@@ -146,7 +151,10 @@ pub(crate) fn run(
         if beams.is_none() && (is_chat || args.sampling.is_given() || !model.sampling.model.is_empty()) {
             log::note(&format!("[{}]", chain_text(&args.sampling, &sampling, &model)?));
         }
-        let constraint = args.grammar.compile(grammar.as_ref(), &model)?;
+        let plan = plan_reply(tools.as_ref(), grammar.as_ref(), &model)?;
+        if tools.is_some() {
+            log::note(&format!("[format of tool calls: {}]", model.calling().description()));
+        }
         Ok(Answerer {
             interrupt,
             sampling,
@@ -156,7 +164,7 @@ pub(crate) fn run(
             loop_guard: !args.no_loop_guard && beams.is_none(),
             best_of,
             beams,
-            constraint,
+            plan,
             thinking: args.thinking.for_model(&model)?,
             thoughts: ThoughtDisplay::for_stdout(args.hide_thinking, wants_color),
             model,
@@ -220,6 +228,9 @@ fn check_chat_flags(args: &RunArgs, width: usize) -> Result<()> {
     if args.prompt.raw {
         bail_usage!("--raw needs a PROMPT to continue");
     }
+    if args.tools.flag().is_some() {
+        bail_usage!("--tools needs a PROMPT, because a chat cannot answer the calls");
+    }
     if width > 1 {
         bail_usage!("a chat has one reply at a time; several replies need a PROMPT");
     }
@@ -245,6 +256,12 @@ fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     }
     if let Some(flag) = args.grammar.flag().filter(|_| args.beams.is_given()) {
         bail_usage!("--beams cannot be combined with {flag}, because beam search knows no grammars");
+    }
+    if let Some(flag) = args.tools.flag().filter(|_| args.beams.is_given()) {
+        bail_usage!("--beams cannot be combined with {flag}, because beam search knows no grammars");
+    }
+    if let Some(flag) = args.tools.flag().filter(|_| args.prompt.raw) {
+        bail_usage!("{flag} cannot be combined with --raw: tools belong to a chat");
     }
     if args.thinking.has_budget() && args.beams.is_given() {
         bail_usage!("--beams cannot be combined with --thinking-budget, because beam search samples no tokens");

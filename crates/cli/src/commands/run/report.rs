@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pellucid_generate::{Delta, Finish, Generation, LoadedModel};
+use pellucid_generate::{Delta, Finish, Generation, LoadedModel, ToolCall};
 use pellucid_sampling::SamplingParams;
 use serde_json::{Map, Value, json};
 
@@ -39,6 +39,8 @@ pub(super) struct Report<'r> {
     pub(super) model: &'r LoadedModel,
     pub(super) generation: &'r Generation,
     pub(super) sampling: &'r SamplingParams,
+    /// Whether the replies could call tools.
+    pub(super) has_tools: bool,
     /// Whether tokens were chosen at random, by the seed.
     pub(super) is_sampled: bool,
     /// Whether drafters were to propose tokens.
@@ -115,6 +117,14 @@ impl Report<'_> {
                 reply.insert("thoughts".into(), json!(delta.thoughts));
             }
             reply.insert("text".into(), json!(delta.text));
+            if self.has_tools {
+                let calls = delta
+                    .calls
+                    .iter()
+                    .filter_map(ToolCall::of)
+                    .map(|call| json!({ "id": call.id, "name": call.name, "arguments": call.arguments }));
+                reply.insert("tool_calls".into(), calls.collect());
+            }
             reply.insert("finish_reason".into(), json!(ending(finishes.get(i).and_then(Option::as_ref)).name));
             if let Some(score) = delta.score {
                 reply.insert("score".into(), json!(score));

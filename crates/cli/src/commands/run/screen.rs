@@ -3,7 +3,7 @@
 use std::io::{IsTerminal, Write};
 
 use anyhow::Result;
-use pellucid_generate::Delta;
+use pellucid_generate::{CallDelta, Delta, ToolCall};
 
 use crate::terminal::output::Output;
 use crate::terminal::word_wrap::WordWrap;
@@ -72,11 +72,16 @@ impl<'o> Screen<'o> {
         Ok(())
     }
 
-    /// Writes the last word, and ends the line.
-    pub(super) fn end_line(&mut self) -> Result<()> {
+    /// Writes the last word, ends the line, and lists the calls of the reply.
+    fn end_reply(&mut self, reply: &Delta) -> Result<()> {
         self.end_thoughts()?;
         let rest = self.wrap.finish();
-        writeln!(self.output, "{rest}")?;
+        if !reply.text.is_empty() || reply.calls.is_empty() {
+            writeln!(self.output, "{rest}")?;
+        }
+        for call in &reply.calls {
+            writeln!(self.output, "{}", call_line(call))?;
+        }
         Ok(self.output.flush()?)
     }
 
@@ -103,14 +108,47 @@ pub(super) fn take(piece: Delta, replies: &mut [Delta], screen: &mut Screen<'_>)
 /// Ends the line of a single reply, or shows several replies. Returns the text of a single one.
 pub(super) fn end_output(replies: &[Delta], screen: &mut Screen<'_>) -> Result<String> {
     if let [only] = replies {
-        screen.end_line()?;
+        screen.end_reply(only)?;
         return Ok(only.text.clone());
     }
     for (i, reply) in replies.iter().enumerate() {
         let score = reply.score.map_or_else(String::new, |score| format!(" (score {score:.4})"));
         screen.write(&format!("--- {}{score}\n", i + 1))?;
         screen.write_piece(reply)?;
-        screen.end_line()?;
+        screen.end_reply(reply)?;
     }
     Ok(String::new())
+}
+
+/// Returns a call as a line: `call: weather(city="Oslo", days=2)`.
+fn call_line(call: &CallDelta) -> String {
+    match ToolCall::of(call) {
+        Some(ToolCall { name, arguments, .. }) => {
+            let arguments: Vec<String> = arguments.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            format!("call: {name}({})", arguments.join(", "))
+        }
+        None => {
+            let name = call.name.as_deref().unwrap_or_default();
+            format!("call: {name} {} (not complete)", call.arguments)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_lines() {
+        let call = |arguments: &str| CallDelta {
+            index: 0,
+            id: Some("call_1".into()),
+            name: Some("weather".into()),
+            arguments: arguments.into(),
+        };
+        assert_eq!(call_line(&call("{}")), "call: weather()");
+        let whole = call("{\"city\": \"Oslo\", \"days\": [1, 2]}");
+        assert_eq!(call_line(&whole), "call: weather(city=\"Oslo\", days=[1,2])");
+        assert_eq!(call_line(&call("{\"city\": \"Os")), "call: weather {\"city\": \"Os (not complete)");
+    }
 }

@@ -128,6 +128,9 @@ fn load_generator(
     if !loaded.info.speculation.is_off() {
         info!("speculation: {}", drafters_text(&loaded.info.speculation));
     }
+    if model.template.is_some() {
+        info!("format of tool calls: {}", model.calling().description());
+    }
     if let Some(error) = &model.template_error {
         warn!("{error}; chat requests are rejected");
     }

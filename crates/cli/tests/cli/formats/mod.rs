@@ -1,4 +1,5 @@
-//! The form of replies through the built program: grammars, and thoughts apart from answers.
+//! The form of replies through the built program: grammars, and thoughts apart from answers, calls of tools.
 
 mod structured_output;
 mod thinking;
+mod tools;

@@ -135,7 +135,7 @@ impl Session<'_, '_> {
         let for_reply = self.answerer.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS).min(context_len / 2);
         loop {
             let prompt = Prompt::Chat(self.chat.conversation.messages_and(message));
-            let num_ids = self.answerer.thinking.encode(&prompt, &self.answerer.model)?.ids.len();
+            let num_ids = self.answerer.thinking.encode(&prompt, &self.answerer.model, &self.answerer.plan)?.ids.len();
             if num_ids + for_reply <= context_len || !self.chat.conversation.drop_oldest() {
                 if num_dropped > 0 {
                     say(&format!("(the context is full: the oldest {num_dropped} messages were forgotten)"));
@@ -230,7 +230,7 @@ impl Session<'_, '_> {
         let num_ids = if messages.is_empty() {
             0
         } else {
-            self.answerer.thinking.encode(&Prompt::Chat(messages), model)?.ids.len()
+            self.answerer.thinking.encode(&Prompt::Chat(messages), model, &self.answerer.plan)?.ids.len()
         };
         Ok(format!(
             "model         {}\ndrafters      {}\ninstructions  {}\nsettings      {}\n\
@@ -266,7 +266,7 @@ impl Session<'_, '_> {
         let explanation = Explanation {
             name: self.answerer.model.id.clone(),
             params: self.answerer.sampling.clone(),
-            constraint: self.answerer.constraint.clone(),
+            plan: self.answerer.plan.clone(),
             thinking: self.answerer.thinking.clone(),
             origin: self.chat.sampling.origin(&self.answerer.model.sampling),
             preset: self.chat.sampling.preset(),
