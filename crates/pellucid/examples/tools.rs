@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for round in 0..MAX_ROUNDS {
         let choice = if must_call && round == 0 { ToolChoice::Required } else { ToolChoice::Auto };
         let request = Request::messages(messages.clone()).tools([add.clone()]).tool_choice(choice);
-        let reply = model.generate(request.parallel_calls(false).max_tokens(120))?;
+        let reply = model.generate(request.parallel_calls(false).max_tokens(300))?;
         if !reply.text().is_empty() {
             println!("{reply}");
         }

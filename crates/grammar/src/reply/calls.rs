@@ -11,8 +11,9 @@ use crate::{Error, compiler, schema};
 
 /// Maximum depth of values that are not JSON.
 const MAX_DEPTH: usize = 16;
-/// White space between pieces: without a bound, a model can fill a reply with it.
-const SPACE: &str = r"/[ \t\n]{1,16}/";
+/// White space between pieces: a space, or line breaks with indentation. Without a bound, a model can fill a reply
+/// with it.
+const SPACE: &str = r"/ |\n{1,2}[ \t]{0,8}/";
 
 /// Calls of tools in a format.
 #[derive(Debug, Clone, PartialEq)]

@@ -24,7 +24,7 @@ impl PartialSchema for MessagesRequest {
                 "items": { "type": "string", "minLength": 1, "maxLength": 128 } },
             "temperature": { "type": ["number", "null"], "minimum": 0, "maximum": 2 },
             "top_p": { "type": ["number", "null"], "minimum": 0, "maximum": 1 },
-            "top_k": { "type": ["integer", "null"], "minimum": 0, "maximum": i32::MAX },
+            "top_k": { "type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX },
             "seed": { "type": ["integer", "null"], "minimum": 0, "maximum": i64::MAX,
                 "description": "Not in Anthropic's API: the same seed gives the same reply" },
             "metadata": { "type": ["object", "null"], "additionalProperties": false,

@@ -50,7 +50,7 @@ fn common() -> Value {
         "n_predict": { "type": ["integer", "null"], "minimum": -1, "maximum": i32::MAX },
         "stream": { "type": ["boolean", "null"] },
         "temperature": { "type": ["number", "null"], "minimum": 0, "maximum": 2 },
-        "top_k": { "type": ["integer", "null"], "minimum": 0, "maximum": i32::MAX },
+        "top_k": { "type": ["integer", "null"], "minimum": 0, "maximum": u32::MAX },
         "top_p": { "type": ["number", "null"], "minimum": 0, "maximum": 1 },
         "seed": { "type": ["integer", "null"], "minimum": -1, "maximum": i64::MAX },
         "grammar": { "type": ["string", "null"], "description": "In GBNF or Lark" },
