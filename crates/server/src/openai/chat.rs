@@ -5,7 +5,6 @@ use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
 
 use super::conversation::Conversation;
-use super::messages::Role;
 use super::openapi::schemas;
 use super::sampling::SamplingFields;
 use super::shared_fields::{self, SharedFields};
@@ -95,7 +94,7 @@ impl ChatRequest {
         let encoder = model.prompts().within(model.context_len);
         let rules = chat.conversation.tools.as_ref().filter(|rules| !rules.callable().is_empty());
         let output = shared.structured_output.as_ref();
-        let end = chat.prompt_end()?;
+        let end = chat.conversation.prompt_end(chat.continue_final_message, chat.add_generation_prompt)?;
         let EncodedChat { ids, ending } = chat.conversation.encode_with_ending(end, encoder)?;
         let fits = |wanted: &usize| !may_fill_context || ids.len().saturating_add(*wanted) <= model.context_len;
         let max_tokens = chat.max_completion_tokens.or(chat.max_tokens).filter(fits);
@@ -136,27 +135,6 @@ impl ChatRequest {
             has_grammar,
             stop: shared.stop,
         })
-    }
-}
-
-impl ChatFields {
-    /// Returns what follows the last message. The names are vLLM's.
-    fn prompt_end(&self) -> Result<PromptEnd, ApiError> {
-        let (continues, name) = (self.continue_final_message == Some(true), "continue_final_message");
-        if !continues {
-            let adds = self.add_generation_prompt.unwrap_or(true);
-            return Ok(if adds { PromptEnd::Reply } else { PromptEnd::Closed });
-        }
-        if self.add_generation_prompt == Some(true) {
-            return Err(ApiError::field(name, format!("{name} contradicts add_generation_prompt: give one of them")));
-        }
-        match self.conversation.messages.last() {
-            Some(last) if last.role == Role::Assistant && last.tool_calls.is_empty() => Ok(PromptEnd::Open),
-            _ => {
-                let message = format!("{name}: expected a text of the assistant as the last message");
-                Err(ApiError::field(name, message))
-            }
-        }
     }
 }
 

@@ -11,7 +11,7 @@ use pellucid_tokenizer::{Error as TokenizerError, MemoryGrant, Segment};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::messages::{self, ChatMessage};
+use super::messages::{self, ChatMessage, Role};
 use super::openapi::schemas;
 use super::{thinking, tools};
 use crate::http::blocking;
@@ -93,6 +93,30 @@ impl Conversation {
         };
         refuse_template(fields)?;
         Ok(conversation)
+    }
+
+    /// Returns what follows the last message, from the fields `continue_final_message` and `add_generation_prompt`. The
+    /// names are vLLM's.
+    pub(crate) fn prompt_end(
+        &self,
+        continue_final_message: Option<bool>,
+        add_generation_prompt: Option<bool>,
+    ) -> Result<PromptEnd, ApiError> {
+        let (continues, name) = (continue_final_message == Some(true), "continue_final_message");
+        if !continues {
+            let adds = add_generation_prompt.unwrap_or(true);
+            return Ok(if adds { PromptEnd::Reply } else { PromptEnd::Closed });
+        }
+        if add_generation_prompt == Some(true) {
+            return Err(ApiError::field(name, format!("{name} contradicts add_generation_prompt: give one of them")));
+        }
+        match self.messages.last() {
+            Some(last) if last.role == Role::Assistant && last.tool_calls.is_empty() => Ok(PromptEnd::Open),
+            _ => {
+                let message = format!("{name}: expected a text of the assistant as the last message");
+                Err(ApiError::field(name, message))
+            }
+        }
     }
 
     /// Returns the ids of the conversation.

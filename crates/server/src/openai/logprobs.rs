@@ -27,6 +27,8 @@ pub(crate) struct ChatLogprobs {
 /// A token and the most probable tokens at its position.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ChatToken {
+    /// The token's id, which OpenAI's object does not have.
+    id: u32,
     token: String,
     /// Log probability by the model alone, before bias, penalties and temperature.
     logprob: f32,
@@ -37,6 +39,8 @@ pub(crate) struct ChatToken {
 /// One of the most probable tokens.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct TopToken {
+    /// The token's id, which OpenAI's object does not have.
+    id: u32,
     token: String,
     logprob: f32,
     bytes: Vec<u8>,
@@ -88,9 +92,10 @@ impl ChatToken {
         let bytes = bytes_at(tokenizer, token, token.id);
         let top = |&(id, logprob): &(u32, f32)| {
             let bytes = bytes_at(tokenizer, token, id);
-            TopToken { token: text_of(&bytes), logprob: finite(logprob), bytes }
+            TopToken { id, token: text_of(&bytes), logprob: finite(logprob), bytes }
         };
         Some(ChatToken {
+            id: token.id,
             token: text_of(&bytes),
             logprob: finite(logprobs.chosen),
             bytes,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{LoadedModel, PromptEnd};
+use pellucid_generate::LoadedModel;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -31,9 +31,15 @@ pub(crate) struct TokenizeRequest {
     /// End the conversation with the beginning of an assistant's message.
     #[schema(default = true)]
     pub(crate) add_generation_prompt: Option<bool>,
+    /// End the conversation within its last message, which must be the assistant's.
+    #[schema(default = false)]
+    pub(crate) continue_final_message: Option<bool>,
     /// Return the text of each token.
     #[schema(default = false)]
     pub(crate) return_token_strs: Option<bool>,
+    /// Return the bytes of each token.
+    #[schema(default = false)]
+    pub(crate) return_token_bytes: Option<bool>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -44,6 +50,8 @@ pub(crate) struct Tokenized {
     tokens: Vec<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_strs: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_bytes: Option<Vec<Vec<u8>>>,
 }
 
 /// Token ids to decode.
@@ -73,6 +81,9 @@ pub(crate) struct TemplateRequest {
     pub(crate) conversation: Conversation,
     #[schema(default = true)]
     pub(crate) add_generation_prompt: Option<bool>,
+    /// End the conversation within its last message, which must be the assistant's.
+    #[schema(default = false)]
+    pub(crate) continue_final_message: Option<bool>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -113,11 +124,6 @@ pub(crate) struct Answer {
     pub(crate) held: usize,
 }
 
-/// Returns the end of a prompt for the field `add_generation_prompt`.
-fn prompt_end(add_generation_prompt: Option<bool>) -> PromptEnd {
-    if add_generation_prompt.unwrap_or(true) { PromptEnd::Reply } else { PromptEnd::Closed }
-}
-
 /// Refuses a name other than that of the served model; these routes need no name.
 fn check_named(name: Option<&String>, model: &LoadedModel) -> Result<(), ApiError> {
     name.map_or(Ok(()), |name| check_model(name, model))
@@ -132,7 +138,9 @@ impl TokenizeRequest {
             conversation: Conversation::read_optional(&mut fields, model)?,
             add_special_tokens: fields.boolean("add_special_tokens")?,
             add_generation_prompt: fields.boolean("add_generation_prompt")?,
+            continue_final_message: fields.boolean("continue_final_message")?,
             return_token_strs: fields.boolean("return_token_strs")?,
+            return_token_bytes: fields.boolean("return_token_bytes")?,
             model: fields.string("model", 512)?,
         };
         fields.finish()?;
@@ -140,12 +148,15 @@ impl TokenizeRequest {
         if request.prompt.is_some() == request.conversation.is_some() {
             return Err(ApiError::field("prompt", "expected either prompt or messages"));
         }
-        let unused = match request.conversation {
-            Some(_) => (request.add_special_tokens.is_some(), "add_special_tokens", "prompt"),
-            None => (request.add_generation_prompt.is_some(), "add_generation_prompt", "messages"),
-        };
-        if let (true, name, without) = unused {
-            return Err(ApiError::field(name, format!("{name} has no effect without {without}")));
+        let has_messages = request.conversation.is_some();
+        for (is_given, name, without) in [
+            (request.add_special_tokens.is_some() && has_messages, "add_special_tokens", "prompt"),
+            (request.add_generation_prompt.is_some() && !has_messages, "add_generation_prompt", "messages"),
+            (request.continue_final_message.is_some() && !has_messages, "continue_final_message", "messages"),
+        ] {
+            if is_given {
+                return Err(ApiError::field(name, format!("{name} has no effect without {without}")));
+            }
         }
         Ok(request)
     }
@@ -153,7 +164,10 @@ impl TokenizeRequest {
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
         let tokenizer = &model.tokenizer;
         let tokens = match (&self.prompt, &self.conversation) {
-            (_, Some(conversation)) => conversation.encode(prompt_end(self.add_generation_prompt), model.prompts())?,
+            (_, Some(conversation)) => {
+                let end = conversation.prompt_end(self.continue_final_message, self.add_generation_prompt)?;
+                conversation.encode(end, model.prompts())?
+            }
             (Some(text), None) if self.add_special_tokens.unwrap_or(true) => {
                 let ids = model.prompts().encode_text(text);
                 let mut ids = ids.map_err(|error| prompt_error("prompt", error))?;
@@ -175,10 +189,18 @@ impl TokenizeRequest {
         parts.list(0..ids.len(), move |i, out| out.json(&ids[i]));
         if self.return_token_strs.unwrap_or(false) {
             parts.literal("],\"token_strs\":[");
-            let tokenizer = tokenizer.clone();
+            let (tokenizer, tokens) = (tokenizer.clone(), tokens.clone());
             parts.list(0..tokens.len(), move |i, out| {
                 let bytes = tokenizer.token(tokens[i]).map(|token| token.bytes).unwrap_or_default();
                 out.json(&String::from_utf8_lossy(&bytes))
+            });
+        }
+        if self.return_token_bytes.unwrap_or(false) {
+            parts.literal("],\"token_bytes\":[");
+            let tokenizer = tokenizer.clone();
+            parts.list(0..tokens.len(), move |i, out| {
+                let bytes = tokenizer.token(tokens[i]).map(|token| token.bytes).unwrap_or_default();
+                out.json(&bytes)
             });
         }
         parts.literal("]}");
@@ -224,6 +246,7 @@ impl TemplateRequest {
         let request = TemplateRequest {
             conversation: Conversation::read(&mut fields, model)?,
             add_generation_prompt: fields.boolean("add_generation_prompt")?,
+            continue_final_message: fields.boolean("continue_final_message")?,
             model: fields.string("model", 512)?,
         };
         fields.finish()?;
@@ -232,7 +255,8 @@ impl TemplateRequest {
     }
 
     pub(crate) fn answer(self, model: &LoadedModel) -> Result<Answer, ApiError> {
-        let segments = self.conversation.render(prompt_end(self.add_generation_prompt), model.prompts())?;
+        let end = self.conversation.prompt_end(self.continue_final_message, self.add_generation_prompt)?;
+        let segments = self.conversation.render(end, model.prompts())?;
         let mut shared: Vec<(SharedText, bool)> = Vec::new();
         shared.try_reserve_exact(segments.len()).map_err(|_| out_of_memory())?;
         shared.extend(segments.into_iter().map(|segment| (SharedText(Arc::new(segment.text)), segment.trusted)));

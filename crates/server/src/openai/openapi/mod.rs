@@ -221,7 +221,11 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models
                 json!({ "required": [given], "properties": properties })
             };
             schema["oneOf"] = json!([
-                only("prompt", "string", &["messages", "add_generation_prompt", "chat_template_kwargs"]),
+                only(
+                    "prompt",
+                    "string",
+                    &["messages", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"],
+                ),
                 only("messages", "array", &["prompt", "add_special_tokens"]),
             ]);
         }
