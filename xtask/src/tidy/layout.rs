@@ -37,7 +37,7 @@ fn is_fixture(path: &str) -> bool {
 }
 
 fn is_source(path: &str) -> bool {
-    matches!(extension(path), Some("rs" | "cu" | "cuh" | "py" | "cjs"))
+    matches!(extension(path), Some("rs" | "cu" | "cuh" | "py" | "cjs" | "mjs" | "ts" | "tsx"))
 }
 
 /// `line-width`: no line is wider than [`MAX_COLUMNS`]. Tables, code and links in Markdown cannot be broken, so they
@@ -50,8 +50,9 @@ fn line_width(path: &str, text: &str) -> Vec<Finding> {
     let mut is_code = false;
     let mut findings = Vec::new();
     for (index, line) in text.lines().enumerate() {
-        // rustfmt breaks code; a line that it leaves too wide holds a string that cannot be broken.
-        let holds_string = extension(path) == Some("rs") && line.contains('"') && !line.trim_start().starts_with("//");
+        // Formatters break code; a line that they leave too wide holds a string that cannot be broken.
+        let is_formatted = matches!(extension(path), Some("rs" | "ts" | "tsx"));
+        let holds_string = is_formatted && line.contains(['"', '`']) && !line.trim_start().starts_with("//");
         if holds_string {
             continue;
         }

@@ -28,6 +28,7 @@ pub(super) enum Kind {
 pub(super) fn passages(path: &str, text: &str) -> Vec<Passage> {
     match extension(path) {
         Some("rs" | "cu" | "cjs") => slashes(text, extension(path) == Some("rs")),
+        Some("ts" | "tsx" | "mjs") => comment_lines(text),
         _ => hashes(text),
     }
 }
@@ -38,6 +39,20 @@ fn hashes(text: &str) -> Vec<Passage> {
     for (index, line) in text.lines().enumerate() {
         if let Some(comment) = line.trim_start().strip_prefix('#') {
             push(&mut collected, Kind::Comment, index + 1, comment);
+        }
+    }
+    collected
+}
+
+/// Comments that fill their line, as in TypeScript. Literals are not collected: text between JSX tags may hold single
+/// quotes.
+fn comment_lines(text: &str) -> Vec<Passage> {
+    let mut collected = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let comment = ["/**", "//", "* "].into_iter().find_map(|mark| line.strip_prefix(mark));
+        if let Some(comment) = comment {
+            push(&mut collected, Kind::Comment, index + 1, comment.trim_end_matches("*/"));
         }
     }
     collected

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 const SKIPPED: &[&str] = &["target", "__pycache__", "node_modules", "venv", ".git"];
 
 /// Extensions of the files whose text the rules read; of other files they know only the path.
-const TEXT: &[&str] = &["rs", "cu", "md", "py", "cjs", "toml", "lock"];
+const TEXT: &[&str] = &["rs", "cu", "md", "py", "cjs", "mjs", "ts", "tsx", "css", "toml", "lock"];
 
 /// Every file of the repository by its path relative to the root, with the text of those that a rule may read.
 #[derive(Debug, Default)]

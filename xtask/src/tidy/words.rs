@@ -54,7 +54,7 @@ pub(super) fn check(tree: &Tree) -> Result<Vec<Finding>> {
         }
         let checked = match extension(path) {
             Some("md") => prose(text),
-            Some("rs" | "cu" | "py" | "cjs") => passages(path, text),
+            Some("rs" | "cu" | "py" | "cjs" | "mjs" | "ts" | "tsx") => passages(path, text),
             _ if path.starts_with(".ci/") => passages(path, text),
             _ => continue,
         };
@@ -124,7 +124,7 @@ fn avoided(lists: &Lists, path: &str, passage: &Passage) -> Vec<Finding> {
 
 /// `opening`: a comment that begins with a relative clause or refers to the one above it.
 fn opening(lists: &Lists, path: &str, passage: &Passage) -> Option<Finding> {
-    if passage.kind == Kind::Literal || !matches!(extension(path), Some("rs" | "cu")) {
+    if passage.kind == Kind::Literal || !matches!(extension(path), Some("rs" | "cu" | "ts" | "tsx")) {
         return None;
     }
     let (line, first) = passage.lines.iter().find(|(_, text)| !text.is_empty())?;

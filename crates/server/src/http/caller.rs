@@ -1,5 +1,5 @@
-//! Authentication middleware. Once keys are set, every path but `/health`, `/` and `/docs` needs one, unknown paths
-//! included.
+//! Authentication middleware. Once keys are set, every path but `/health` and the pages for people needs one, unknown
+//! paths included.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -120,7 +120,7 @@ fn is_public(request: &Request<Body>) -> bool {
     let is_read = [Method::GET, Method::HEAD].contains(request.method());
     match request.uri().path() {
         "/health" => true,
-        "/" | "/docs" => is_read,
+        "/" | "/overview" | "/docs" | "/page/app.js" | "/page/app.css" => is_read,
         _ => false,
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
-use axum::http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::routing::get;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -30,7 +30,7 @@ use crate::openai::embeddings::{self, rerank};
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
 use crate::pages::docs::DocsPage;
-use crate::pages::home;
+use crate::pages::{files, home};
 use crate::random;
 use crate::reply::{respond, websocket};
 use crate::responses::routes as responses;
@@ -78,7 +78,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::ready))
         .routes(routes!(routes::metrics))
         .split_for_parts();
-    let table = Arc::new(RouteTable::new(&api, &["/", "/docs", "/openapi.json"]));
+    let table =
+        Arc::new(RouteTable::new(&api, &["/", "/docs", "/openapi.json", "/overview", "/page/app.css", "/page/app.js"]));
     let (unknown, wrong) = (table.clone(), table);
     let has_keys = app.tenants.has_keys();
     // Without a key, the page must not name the model.
@@ -88,6 +89,9 @@ pub(crate) fn router(app: &SharedApp) -> Router {
     let document: Arc<str> = document.to_string().into();
     let mut router = router
         .route("/", get(home::home))
+        .route("/overview", get(home::overview))
+        .route("/page/app.js", get(async |headers: HeaderMap| files::SCRIPT.respond(&headers)))
+        .route("/page/app.css", get(async |headers: HeaderMap| files::STYLE.respond(&headers)))
         .route("/docs", get(async move || docs.respond()))
         .route("/openapi.json", get(async move || respond::json(document.to_string())))
         .fallback(async move |State(app): State<SharedApp>, request: Request<Body>| {

@@ -1,5 +1,5 @@
-//! `GET /`: a page for browsers, a few lines of text for `curl` and for programs that probe the server, JSON for those
-//! that prefer it.
+//! `GET /`: the page for browsers, a few lines of text for `curl` and for programs that probe the server, JSON for
+//! those that prefer it. `GET /overview`: what is served and how to call it, without scripts.
 
 use axum::body::Body;
 use axum::extract::State;
@@ -9,6 +9,7 @@ use serde_json::json;
 
 use super::base_url::base_url;
 use super::examples::Examples;
+use super::files;
 use super::html::{self, code_block, escape};
 use crate::http::accept::{self, Offer};
 use crate::http::error::ApiError;
@@ -27,11 +28,16 @@ pub(crate) async fn home(State(app): State<SharedApp>, request: Request<Body>) -
     let offers = ["text/plain", "text/html", "application/json"].map(|kind| Offer { kind, version: None });
     let mut response = match accept::preferred(request.headers(), &offers) {
         0 => plain(text(&app, &base_url)),
-        1 => html::respond(page(&app, &base_url).into()),
+        1 => files::INDEX.respond(request.headers()),
         _ => respond::json(json(&app)),
     };
     response.headers_mut().insert(header::VARY, HeaderValue::from_static("accept"));
     Ok(response)
+}
+
+/// Answers `GET /overview`.
+pub(crate) async fn overview(State(app): State<SharedApp>, request: Request<Body>) -> Response<Body> {
+    html::respond(page(&app, &base_url(&app, &request)).into())
 }
 
 fn plain(text: String) -> Response<Body> {
@@ -76,7 +82,8 @@ pub(super) fn navigation(current: &str) -> String {
         let is_current = if path == current { " aria-current=\"page\"" } else { "" };
         format!("<a href=\"{path}\"{is_current}>{name}</a>")
     };
-    let links = [("/", "Overview"), ("/docs", "API"), ("/metrics", "Metrics"), ("/health", "Health")];
+    let links =
+        [("/", "Chat"), ("/overview", "Overview"), ("/docs", "API"), ("/metrics", "Metrics"), ("/health", "Health")];
     let links: Vec<String> = links.into_iter().map(|(path, name)| link(path, name)).collect();
     format!(
         "<header><a class=\"brand\" href=\"/\">Pellucid</a><nav aria-label=\"Pages\">{}</nav></header>\n",
@@ -93,7 +100,7 @@ fn page(app: &App, base_url: &str) -> String {
     };
     let can_chat = needs_key || app.model.get().is_some_and(|model| model.template.is_some());
     let examples = Examples { base_url, model: name, needs_key, can_chat };
-    let mut body = navigation("/");
+    let mut body = navigation("/overview");
     body += "<main>\n<section class=\"lead\">\n<p class=\"status\">Running</p>\n";
     body += &match needs_key {
         true => "<h1>This server needs a key</h1>\n<p>It answers OpenAI's API. Requests carry a key as \

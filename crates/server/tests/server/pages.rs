@@ -1,4 +1,4 @@
-//! The pages `/` and `/docs`: formats, content, escaping, headers, and how little they tell without a key.
+//! The pages `/`, `/overview` and `/docs`: formats, content, escaping, headers, and how little they tell without a key.
 
 use std::collections::HashSet;
 use std::io::{Read, Write};
@@ -55,7 +55,7 @@ fn attributes<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
 #[test]
 fn the_overview_says_what_is_served_and_how_to_call_it() {
     let server = Server::with(Setup { aliases: vec!["gpt-4o".into()], ..Setup::default() });
-    let page = browse(&server, "/");
+    let page = browse(&server, "/overview");
     let base_url = format!("http://{}", server.address);
     for words in ["<h1>tiny</h1>", "gpt-4o", "256 tokens", "a device for tests", "600 seconds", "4 MiB"] {
         assert!(page.contains(words), "{words}");
@@ -71,7 +71,7 @@ fn the_overview_says_what_is_served_and_how_to_call_it() {
     assert!(!page.contains("PELLUCID_API_KEY"));
     // A model without a template continues texts.
     let server = Server::with(Setup { has_template: false, ..Setup::default() });
-    let page = browse(&server, "/");
+    let page = browse(&server, "/overview");
     assert!(page.contains("/v1/completions") && !page.contains("chat.completions"), "{page}");
 }
 
@@ -100,9 +100,35 @@ fn programs_get_text_or_json() {
 }
 
 #[test]
+fn browsers_get_the_page_and_its_files_under_a_strict_policy() {
+    let server = Server::start();
+    let kinds = [("/", "text/html"), ("/page/app.js", "text/javascript"), ("/page/app.css", "text/css")];
+    for (path, kind) in kinds {
+        let reply = server.request("GET", path, &[BROWSER], b"");
+        assert_eq!(reply.status, 200, "{path}");
+        assert_eq!(reply.header("content-type"), Some(&*format!("{kind}; charset=utf-8")));
+        let policy = reply.header("content-security-policy").unwrap();
+        assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self'; "), "{policy}");
+        for part in ["connect-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "trusted-types 'none'"] {
+            assert!(policy.contains(part), "{policy}");
+        }
+        assert!(!policy.contains("unsafe") && !policy.contains("http") && !policy.contains('*'), "{policy}");
+        // A browser that has the file is not sent it again.
+        let tag = reply.header("etag").unwrap().to_owned();
+        let again = server.request("GET", path, &[BROWSER, ("If-None-Match", &tag)], b"");
+        assert_eq!((again.status, again.body.len()), (304, 0), "{path}");
+    }
+    let page = server.request("GET", "/", &[BROWSER], b"").text();
+    assert!(!page.contains("<style") && !page.contains(" style=") && !page.contains(" onclick"), "{page}");
+    for link in attributes(&page, "src").into_iter().chain(attributes(&page, "href")) {
+        assert!(link.starts_with("data:") || server.get(link).status == 200, "{link}");
+    }
+}
+
+#[test]
 fn links_lead_somewhere_and_nothing_comes_from_elsewhere() {
     let server = Server::start();
-    for path in ["/", "/docs"] {
+    for path in ["/overview", "/docs"] {
         let page = browse(&server, path);
         assert!(!page.contains("<script") && !page.contains("javascript:") && !page.contains(" onclick"), "{path}");
         assert!(attributes(&page, "src").is_empty() && attributes(&page, "style").is_empty(), "{path}");
@@ -139,7 +165,7 @@ fn the_api_page_shows_the_whole_document() {
 fn names_from_a_model_are_text() {
     let hostile = "</code></pre><script>alert(1)</script><img src=x onerror='alert(2)'>\"&$(id)\u{202e}";
     let server = Server::with(Setup { model_id: hostile, aliases: vec![hostile.to_uppercase()], ..Setup::default() });
-    for path in ["/", "/docs"] {
+    for path in ["/overview", "/docs"] {
         let page = browse(&server, path);
         let lower = page.to_lowercase();
         assert!(lower.contains("&lt;script&gt;alert(1)&lt;/script&gt;"), "the control: {path} shows the name");
@@ -178,7 +204,8 @@ fn without_a_key_the_pages_tell_no_more_than_health() {
         env!("CARGO_PKG_VERSION"),
     ];
     let accepts = [BROWSER, ("Accept", "*/*"), ("Accept", "application/json")];
-    for (path, accept) in [("/", accepts[0]), ("/", accepts[1]), ("/", accepts[2]), ("/docs", accepts[0])] {
+    let requests = [("/", accepts[0]), ("/", accepts[1]), ("/", accepts[2]), ("/overview", accepts[0])];
+    for (path, accept) in requests.into_iter().chain([("/docs", accepts[0]), ("/page/app.js", accepts[0])]) {
         let reply = server.request("GET", path, &[accept], b"");
         assert_eq!(reply.status, 200, "{path}");
         // Numbers of the style and of the address are no secret.
@@ -194,7 +221,7 @@ fn without_a_key_the_pages_tell_no_more_than_health() {
         }
         assert_eq!(server.request("POST", path, &[accept], b"").refused(401).1.as_deref(), Some("invalid_api_key"));
     }
-    let page = browse(&server, "/");
+    let page = browse(&server, "/overview");
     assert!(page.contains("PELLUCID_API_KEY") && page.contains("&quot;MODEL&quot;"), "{page}");
     assert_eq!(server.get("/openapi.json").status, 401);
     assert_eq!(server.get("/docs/").status, 401);
@@ -203,7 +230,7 @@ fn without_a_key_the_pages_tell_no_more_than_health() {
 #[test]
 fn hosts_of_others_are_refused_and_strange_ones_not_shown() {
     let server = Server::start();
-    let from = |server: &Server, host: &str| exchange(server, "GET /", host);
+    let from = |server: &Server, host: &str| exchange(server, "GET /overview", host);
     assert!(from(&server, "evil.example").starts_with("HTTP/1.1 403"), "a page of another name cannot read it");
     let server = Server::with(Setup { loopback_hosts_only: false, ..Setup::default() });
     assert!(from(&server, "inference.example:8443").contains("curl http://inference.example:8443/v1/"));
