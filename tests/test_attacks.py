@@ -300,7 +300,7 @@ def test_every_route_but_health_needs_a_key(guarded):
                 assert not is_openais or reply.error["code"] == "invalid_api_key"
     assert guarded.get("/health").status == 200
     # The pages for people need no key and do not name the model.
-    for path in ("/", "/docs"):
+    for path in ("/", "/overview", "/docs", "/page/app.js"):
         page = guarded.get(path)
         assert page.status == 200 and f'"{MODEL}"' not in page.body.decode()
     for method, path in listed:

@@ -7,6 +7,7 @@ import { say } from "../state/generate";
 import { currentModel, set, setSettings, state, useApp } from "../state/store";
 import { STATIONS } from "../inspector/walk";
 import { Composer } from "./composer";
+import { Legend } from "./legend";
 import { Message } from "./message";
 
 export function Chat() {
@@ -15,6 +16,7 @@ export function Chat() {
   const scroller = useFollowing(path.at(-1)?.text.length ?? 0, current.id);
   return (
     <main class="chat" id="main" tabIndex={-1}>
+      <Legend colors={settings.colors} />
       <div class="messages" ref={scroller} tabIndex={0} role="region" aria-label="Messages">
         <div class="column">
           {path.length > 0 && <h1 class="unseen">{current.title}</h1>}
