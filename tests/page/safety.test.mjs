@@ -74,7 +74,9 @@ test("Markdown of a reply becomes elements", async () => {
   const { page, context } = await open(server.url);
   const start = "## Title\n\nA *b* **c** `d` ~~e~~.\n\n- one\n  - two\n\n3. three\n\n> q\n\n";
   const table = "| x | y |\n|:-:|--:|\n| 1 | 2 |\n\n";
-  await importReply(page, `${start}${table}\`\`\`rust\nfn main() {} // end\n\`\`\`\n\n---\nhttps://example.org.\n\n$\\frac{a}{b_1}$ $\\unknown$ $5`);
+  const code = "```rust\nfn main() {} // end\n```\n\n---\n";
+  const end = "https://example.org.\n\n$\\frac{a}{b_1}$ $\\unknown$ $5";
+  await importReply(page, start + table + code + end);
   const reply = page.locator(".markdown");
   for (const selector of [
     "h4",
@@ -90,7 +92,8 @@ test("Markdown of a reply becomes elements", async () => {
   ]) {
     assert.equal(await reply.locator(selector).count(), 1, selector);
   }
-  assert.equal(await reply.locator("math mfrac msub").evaluate((element) => element.namespaceURI.split("/").at(-1)), "MathML");
+  const namespace = await reply.locator("math mfrac msub").evaluate((element) => element.namespaceURI);
+  assert.match(namespace, /MathML$/);
   assert.match(await reply.innerText(), /\\unknown \$5/);
   assert.equal(await reply.locator(".code-comment").innerText(), "// end");
   assert.equal(await reply.locator("a").getAttribute("href"), "https://example.org/");
