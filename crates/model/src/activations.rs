@@ -24,6 +24,10 @@ pub(crate) struct Activations {
     pub(crate) gate: Tensor,
     pub(crate) up: Tensor,
     pub(crate) router: Tensor,
+    /// The outputs of the three maps of the shared expert.
+    pub(crate) shared_gate: Tensor,
+    pub(crate) shared_up: Tensor,
+    pub(crate) shared_output: Tensor,
     /// Cosines and sines, for each rotary table.
     pub(crate) angles: Vec<Tensor>,
     /// The wanted rows of the residual stream.
@@ -83,6 +87,7 @@ impl Activations {
         let dtype = backend.activation_dtype();
         let rows = |cols: usize| backend.zeros(dtype, 0, cols);
         let hidden = config.hidden_size;
+        let shared = config.experts.and_then(|experts| experts.shared_mlp_size);
         // Angles are f32 because they are computed only once a step, and logits because the host reads them.
         let angles = |rope: &RopeFrequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
         Ok(Activations {
@@ -96,6 +101,9 @@ impl Activations {
             gate: rows(config.mlp_size)?,
             up: rows(config.mlp_size)?,
             router: rows(config.experts.map_or(1, |experts| experts.num_experts))?,
+            shared_gate: rows(shared.unwrap_or(1))?,
+            shared_up: rows(shared.unwrap_or(1))?,
+            shared_output: rows(shared.map_or(1, |_| hidden))?,
             angles: ropes.iter().map(angles).collect::<Result<_, _>>()?,
             last: rows(hidden)?,
             last_normed: rows(hidden)?,
@@ -108,9 +116,10 @@ impl Activations {
         let Residual { hidden, update, .. } = &self.residual;
         let rows = [hidden, update, &self.normed, &self.queries, &self.keys, &self.spare_keys, &self.values];
         let more = [&self.attended, &self.gate, &self.up, &self.router];
+        let shared = [&self.shared_gate, &self.shared_up, &self.shared_output];
         let wanted = [&self.last, &self.last_normed, &self.logits];
         let bytes_of = |tensor: &Tensor| tensor.dtype().bytes_for(tensor.cols()).unwrap_or(0) as u64;
-        let row: u64 = rows.into_iter().chain(more).chain(&self.angles).map(bytes_of).sum();
+        let row: u64 = rows.into_iter().chain(more).chain(shared).chain(&self.angles).map(bytes_of).sum();
         row * num_rows as u64 + wanted.into_iter().map(bytes_of).sum::<u64>() * num_wanted as u64
     }
 
@@ -133,6 +142,9 @@ impl Activations {
             &mut self.gate,
             &mut self.up,
             &mut self.router,
+            &mut self.shared_gate,
+            &mut self.shared_up,
+            &mut self.shared_output,
         ];
         for tensor in tensors.into_iter().chain(&mut self.angles) {
             backend.resize_rows(tensor, batch.num_rows())?;

@@ -1,6 +1,6 @@
 //! The MLP of one layer: gated, ungated, or a mixture of experts.
 
-use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall, Input};
+use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall, Input, Output};
 
 use crate::DecoderConfig;
 use crate::activations::{Activations, Entry, output};
@@ -39,13 +39,19 @@ pub(crate) fn forward(
             backend.activate(config.activation, &mut a.up)?;
             backend.linear_to(&a.up, down, output(&mut a.residual, output_norm))
         }
-        MlpWeights::Experts { router, experts } => {
+        MlpWeights::Experts { router, experts, shared } => {
             let input = entry.input(config, &mut a.residual, &mut a.normed);
             backend.linears(input, &mut [(router, &mut a.router)])?;
             let routing = config.experts.expect("checked with the configuration").routing;
             let mlp =
                 ExpertMlp { x: &a.normed, router_logits: &a.router, routing, experts, activation: config.activation };
-            backend.expert_mlp(mlp, output(&mut a.residual, output_norm))
+            let Some(shared) = shared else { return backend.expert_mlp(mlp, output(&mut a.residual, output_norm)) };
+            backend.expert_mlp(mlp, Output::Rows(&mut a.residual.update))?;
+            let maps = [(&shared.gate, &mut a.shared_gate), (&shared.up, &mut a.shared_up)];
+            backend.gated(Input::Rows(&a.normed), maps, config.activation)?;
+            backend.linear(&a.shared_gate, &shared.down, &mut a.shared_output)?;
+            // Marks the update as pending, unless a norm reads it first.
+            backend.add(&a.shared_output, output(&mut a.residual, output_norm).rows())
         }
     }
 }

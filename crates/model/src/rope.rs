@@ -112,7 +112,12 @@ impl RopeConfig {
 
 /// Returns YaRN's default factor of cosine and sine.
 pub(crate) fn yarn_attention_factor(factor: f32) -> f32 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
+    scaled_yarn_attention_factor(factor, 1.0)
+}
+
+/// Returns YaRN's factor of cosine and sine with its logarithm multiplied by `scale`.
+pub(crate) fn scaled_yarn_attention_factor(factor: f32, scale: f32) -> f32 {
+    if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 }
 }
 
 /// Returns LongRoPE's default factor of cosine and sine, for a context extended from `original` to `extended` tokens.

@@ -52,7 +52,7 @@ pub(crate) struct AttentionWeights {
 pub(crate) enum MlpWeights {
     Gated(GatedMlp),
     Plain { up: Linear, down: Linear },
-    Experts { router: Linear, experts: Vec<GatedMlp> },
+    Experts { router: Linear, experts: Vec<GatedMlp>, shared: Option<GatedMlp> },
 }
 
 /// RMSNorm without a bias, LayerNorm with one.
@@ -77,8 +77,9 @@ impl Weights {
             match &layer.mlp {
                 MlpWeights::Plain { up, down } => [up, down].into_iter().for_each(|linear| cost.add(linear)),
                 MlpWeights::Gated(mlp) => cost.add_mlp(mlp),
-                MlpWeights::Experts { router, experts } => {
+                MlpWeights::Experts { router, experts, shared } => {
                     cost.add(router);
+                    shared.iter().for_each(|shared| cost.add_mlp(shared));
                     experts.iter().take(selected).for_each(|expert| cost.add_mlp(expert));
                 }
             }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_engine::{KvBudget, KvNeed, MemoryPlan};
 use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, PromptEnd, utc_now};
-use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory};
+use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, Model as _};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 
@@ -86,6 +86,9 @@ pub fn load_decoder(
     });
     for remark in backend.remarks() {
         on_event(LoadEvent::Note(remark));
+    }
+    if loaded.as_ref().is_ok_and(|decoder| decoder.config().leaves_out_images) {
+        on_event(LoadEvent::Note("this model also takes images; its text part alone was loaded".into()));
     }
     loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source: Box::new(source) })
 }

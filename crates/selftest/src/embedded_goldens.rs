@@ -24,18 +24,22 @@ macro_rules! golden {
     };
 }
 
-static GOLDENS: [Files; 28] = [
+static GOLDENS: [Files; 34] = [
     golden!("gemma2"),
     golden!("gemma3"),
     golden!("gemma3-old"),
     golden!("gpt2"),
     golden!("granite"),
+    golden!("granite-moe"),
+    golden!("granite-moe-shared"),
     golden!("llama-bias"),
     golden!("llama-linear"),
     golden!("llama2"),
     golden!("llama3"),
     golden!("llama3-old"),
+    golden!("ministral3"),
     golden!("mistral"),
+    golden!("mistral3"),
     golden!("mixtral"),
     golden!("olmo2"),
     golden!("olmo3"),
@@ -49,6 +53,8 @@ static GOLDENS: [Files; 28] = [
     golden!("qwen3-moe"),
     golden!("qwen3-moe-mixed"),
     golden!("qwen3-moe-step"),
+    golden!("qwen3-vl"),
+    golden!("qwen3-vl-moe"),
     golden!("smollm2"),
     golden!("smollm3"),
     golden!("smollm3-list"),

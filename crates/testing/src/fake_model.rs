@@ -73,6 +73,7 @@ impl FakeModel {
     pub fn new(vocab_size: usize, context_len: usize) -> FakeModel {
         let config = DecoderConfig {
             architecture: "fake".into(),
+            leaves_out_images: false,
             vocab_size,
             hidden_size: 1,
             num_heads: 1,

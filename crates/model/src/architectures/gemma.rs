@@ -121,15 +121,18 @@ fn read_gemma2(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Erro
 
 fn read_gemma3(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     // The larger models also take images. The configuration and the tensors of their text model are nested.
+    let mut leaves_out_images = false;
     let fields = match fields.opt_object("text_config")? {
         Some(text) => {
             blueprint.names.prefixes = &["language_model.model.", "model.language_model."];
             blueprint.names.ignored = &["vision_tower.", "multi_modal_projector."];
+            leaves_out_images = true;
             text
         }
         None => fields,
     };
     blueprint.config = hugging_face::gemma3(fields)?;
+    blueprint.config.leaves_out_images = leaves_out_images;
     blueprint.config.qk_norm = Some(QkNorm::Head);
     read_common(fields, blueprint, GEMMA3_PERIOD)?;
     let config = &mut blueprint.config;

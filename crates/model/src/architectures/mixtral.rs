@@ -17,6 +17,7 @@ fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<()
     config.experts = Some(Experts {
         num_experts: fields.usize("num_local_experts")?,
         mlp_size: config.mlp_size,
+        shared_mlp_size: None,
         routing: Routing { num_selected: fields.usize("num_experts_per_tok")?, normalize: true },
     });
     config.layers.iter_mut().for_each(|layer| layer.experts = true);
@@ -34,6 +35,7 @@ pub(super) fn read_gguf_experts(keys: Keys<'_>, config: &mut DecoderConfig) -> R
     config.experts = Some(Experts {
         num_experts,
         mlp_size: keys.opt_usize("expert_feed_forward_length")?.unwrap_or(config.mlp_size),
+        shared_mlp_size: None,
         routing: Routing { num_selected: keys.usize("expert_used_count")?, normalize: true },
     });
     config.layers.iter_mut().for_each(|layer| layer.experts = true);

@@ -5,11 +5,13 @@ mod gemma;
 mod gpt2;
 mod granite;
 mod llama;
+mod mistral3;
 mod mixtral;
 mod olmo;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_vl;
 mod smollm3;
 mod xglm;
 
@@ -18,6 +20,7 @@ use pellucid_checkpoint::{Checkpoint, Source};
 use crate::config::DecoderConfig;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::Fields;
+use crate::loader::experts::ExpertLayout;
 use crate::loader::tensor_names::{self, TensorNames};
 use crate::{Error, config};
 
@@ -55,6 +58,10 @@ const FAMILIES: &[Family] = &[
     olmo::OLMO2,
     olmo::OLMO3,
     granite::GRANITE,
+    granite::GRANITE_MOE,
+    qwen3_vl::QWEN3_VL,
+    qwen3_vl::QWEN3_VL_MOE,
+    mistral3::MISTRAL3,
 ];
 
 /// Returns the names of the supported families.
@@ -71,6 +78,7 @@ pub(crate) struct Blueprint {
     pub(crate) norms_minus_one: bool,
     /// The file stores matrices as `[in][out]`.
     pub(crate) transposed: bool,
+    pub(crate) expert_layout: ExpertLayout,
     /// The output projection is the embedding table, even if the file holds a copy of it.
     pub(crate) tied: bool,
 }
@@ -94,6 +102,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
                 names: tensor_names::GGUF,
                 norms_minus_one: false,
                 transposed: false,
+                expert_layout: ExpertLayout::Separate,
                 // The format has no key for this; tied files leave the projection out.
                 tied: checkpoint.find_tensor("output.weight").is_none(),
             };
@@ -110,6 +119,7 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
                 names: tensor_names::HUGGING_FACE,
                 norms_minus_one: false,
                 transposed: false,
+                expert_layout: ExpertLayout::Separate,
                 tied: fields.opt_bool("tie_word_embeddings")?.unwrap_or(false),
             };
             (family.read_hugging_face)(fields, &mut blueprint)?;

@@ -8,7 +8,7 @@ use super::{Blueprint, Family, GgufForm, qwen2};
 use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::{self, Fields};
-use crate::config::{Experts, QkNorm};
+use crate::config::{DecoderConfig, Experts, QkNorm};
 
 pub(super) const QWEN3: Family = Family {
     name: "qwen3",
@@ -36,14 +36,18 @@ fn read_dense(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error
     qwen2::read_windows(fields, &mut blueprint.config)
 }
 
-fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+pub(super) fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     blueprint.config.qk_norm = Some(QkNorm::Head);
     super::mixtral::read_gguf_experts(keys, &mut blueprint.config)
 }
 
 fn read_mixture(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     read_dense(fields, blueprint)?;
-    let config = &mut blueprint.config;
+    read_experts(fields, &mut blueprint.config, false)
+}
+
+/// Reads the mixture of experts. `normalizes` is the default of `norm_topk_prob`.
+pub(super) fn read_experts(fields: Fields<'_>, config: &mut DecoderConfig, normalizes: bool) -> Result<(), Error> {
     let num_experts = match fields.opt_usize("num_experts")? {
         Some(count) => count,
         None => fields.usize("num_local_experts")?,
@@ -51,9 +55,10 @@ fn read_mixture(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Err
     config.experts = Some(Experts {
         num_experts,
         mlp_size: fields.usize("moe_intermediate_size")?,
+        shared_mlp_size: None,
         routing: Routing {
             num_selected: fields.usize("num_experts_per_tok")?,
-            normalize: fields.opt_bool("norm_topk_prob")?.unwrap_or(false),
+            normalize: fields.opt_bool("norm_topk_prob")?.unwrap_or(normalizes),
         },
     });
     let step = fields.opt_usize("decoder_sparse_step")?.unwrap_or(1).max(1);

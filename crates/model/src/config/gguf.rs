@@ -6,7 +6,9 @@ use pellucid_tensor::{RopeStyle, quant};
 
 use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
-use crate::rope::{RopeConfig, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
+use crate::rope::{
+    RopeConfig, RopeScaling, long_rope_attention_factor, scaled_yarn_attention_factor, yarn_attention_factor,
+};
 
 /// The metadata keys under an architecture's prefix.
 #[derive(Clone, Copy)]
@@ -183,14 +185,19 @@ fn scaling_of_kind(keys: Keys<'_>, kind: Option<&str>, context_len: usize) -> Re
         Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
         Some("yarn") => {
             let factor = factor()?;
+            // llama.cpp divides by the factor with this multiplier, if the file has one.
+            let multiplier = keys.opt_f32("rope.scaling.yarn_log_multiplier")?.unwrap_or(0.0);
+            let default_factor = match multiplier {
+                0.0 => yarn_attention_factor(factor),
+                scale => yarn_attention_factor(factor) / scaled_yarn_attention_factor(factor, scale),
+            };
             Ok(RopeScaling::Yarn {
                 factor,
                 beta_fast: keys.opt_f32("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
                 beta_slow: keys.opt_f32("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
                 original_context_len: keys.opt_usize("rope.scaling.original_context_length")?.unwrap_or(context_len)
                     as f32,
-                attention_factor: yarn_attention_factor(factor)
-                    * keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                attention_factor: default_factor * keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
             })
         }
         Some(other) => Err(Error::BadSetting {
@@ -251,12 +258,15 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
         ("rope.scaling.alpha", [0.0, 1.0]),
         ("rope.scaling.yarn_attn_factor", [1.0, real(yarn_factor.or(Some(1.0)))]),
         ("rope.scaling.yarn_ext_factor", [-1.0, f64::from(u8::from(is_yarn))]),
-        ("rope.scaling.yarn_log_multiplier", [0.0, 0.0]),
         ("swin_norm", [0.0, 0.0]),
         ("use_parallel_residual", [0.0, 0.0]),
     ];
     let factor = ("rope.scaling.attn_factor", [1.0, 1.0]);
     for (name, harmless) in unread.into_iter().chain((!reads_factor).then_some(factor)) {
+        // Limits the context instead.
+        if (config.architecture.as_str(), name) == ("mistral3", "attention.temperature_scale") {
+            continue;
+        }
         let key = keys.key(name);
         let Some(value) = keys.metadata.get(&key) else { continue };
         let found = as_number(value);

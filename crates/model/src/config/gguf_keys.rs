@@ -63,6 +63,9 @@ impl GgufKeys {
             self.number("expert_count", experts.num_experts);
             self.number("expert_used_count", experts.routing.num_selected);
             self.number("expert_feed_forward_length", experts.mlp_size);
+            if let Some(size) = experts.shared_mlp_size {
+                self.number("expert_shared_feed_forward_length", size);
+            }
         }
     }
 

@@ -11,7 +11,9 @@ use serde_json::Value;
 
 use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
-use crate::rope::{RopeConfig, RopeScaling, long_rope_attention_factor, yarn_attention_factor};
+use crate::rope::{
+    RopeConfig, RopeScaling, long_rope_attention_factor, scaled_yarn_attention_factor, yarn_attention_factor,
+};
 
 /// An object of `config.json`, with its path for error messages: the keys that lead to it, outermost first, the rest
 /// empty.
@@ -107,7 +109,7 @@ impl<'a> Fields<'a> {
             .map(|object| object.map(|object| Fields { object, path: self.within(key) }))
     }
 
-    fn object(&self, key: &'a str) -> Result<Fields<'a>, Error> {
+    pub(crate) fn object(&self, key: &'a str) -> Result<Fields<'a>, Error> {
         self.opt_object(key)?.ok_or_else(|| self.missing(key))
     }
 
@@ -344,22 +346,24 @@ fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize
 }
 
 fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Error> {
-    // These change the formula, for families that are not supported. Ignoring them would silently give wrong logits.
-    for key in ["mscale", "mscale_all_dim"] {
-        if let Some(value) = rope.get(key) {
-            return Err(rope.bad(key, "absent", value));
-        }
-    }
     if rope.opt_bool("truncate")? == Some(false) {
         return Err(rope.bad("truncate", "true or absent", &Value::from(false)));
     }
     let factor = rope.f32("factor")?;
+    // With both of these, the attention factor is the quotient of two.
+    let scales = (rope.opt_f32("mscale")?, rope.opt_f32("mscale_all_dim")?);
+    let default_factor = match scales {
+        (Some(scale), Some(all_dim)) if scale != 0.0 && all_dim != 0.0 => {
+            scaled_yarn_attention_factor(factor, scale) / scaled_yarn_attention_factor(factor, all_dim)
+        }
+        _ => yarn_attention_factor(factor),
+    };
     Ok(RopeScaling::Yarn {
         factor,
         beta_fast: rope.opt_f32("beta_fast")?.unwrap_or(32.0),
         beta_slow: rope.opt_f32("beta_slow")?.unwrap_or(1.0),
         original_context_len: original_context_len as f32,
-        attention_factor: rope.opt_f32("attention_factor")?.unwrap_or_else(|| yarn_attention_factor(factor)),
+        attention_factor: rope.opt_f32("attention_factor")?.unwrap_or(default_factor),
     })
 }
 

@@ -16,6 +16,8 @@ use crate::rope::{RopeConfig, RopeScaling};
 pub struct DecoderConfig {
     /// Name of the family, as in [`supported`](crate::supported).
     pub architecture: String,
+    /// Whether the model also takes images, for which only its text part is loaded.
+    pub leaves_out_images: bool,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub num_heads: usize,
@@ -113,6 +115,8 @@ pub enum MlpKind {
 pub struct Experts {
     pub num_experts: usize,
     pub mlp_size: usize,
+    /// Width of the expert that every token uses beside the selected ones.
+    pub shared_mlp_size: Option<usize>,
     pub routing: Routing,
 }
 
@@ -130,6 +134,7 @@ impl DecoderConfig {
     /// No sizes and no layers, and Llama's value for every choice. Families start from it and fill in the rest.
     pub(crate) const EMPTY: DecoderConfig = DecoderConfig {
         architecture: String::new(),
+        leaves_out_images: false,
         vocab_size: 0,
         hidden_size: 0,
         num_heads: 0,
@@ -256,7 +261,9 @@ impl DecoderConfig {
         }
         if let Some(experts) = self.experts {
             let selected = experts.routing.num_selected;
-            if experts.num_experts == 0 || experts.num_experts > 65_536 || experts.mlp_size == 0 {
+            let widths = [Some(experts.mlp_size), experts.shared_mlp_size];
+            let is_width_bad = widths.into_iter().flatten().any(|width| width == 0 || width > MAX_SIZE);
+            if experts.num_experts == 0 || experts.num_experts > 65_536 || is_width_bad {
                 return bad("experts", "1 to 65536 experts of a width above 0", format!("{experts:?}"));
             }
             if selected == 0 || selected > experts.num_experts {

@@ -1,10 +1,13 @@
 //! How the values of a GGUF tensor are computed from those of a checkpoint. Only their order changes, except for norms
 //! that a folder stores minus one.
 
+use std::ops::Range;
+
 use pellucid_checkpoint::{Checkpoint, Error, TensorInfo, TensorView};
 use pellucid_tensor::{DType, SharedBytes, quant};
 
 use super::GgufTensor;
+use crate::loader::experts::ExpertStack;
 use crate::loader::tensor_finder::transpose;
 
 /// The source tensors of a GGUF tensor, and what is done with them.
@@ -21,6 +24,10 @@ pub(super) enum TensorRecipe {
     Transposed { name: String },
     /// Several tensors of the same format are concatenated.
     Stacked { names: Vec<String> },
+    /// One matrix of every expert, from a tensor that stacks more than these.
+    OfExperts { stack: ExpertStack, num_experts: usize },
+    /// These rows of a matrix.
+    Rows { name: String, rows: Range<usize> },
     /// The values come from the folder's configuration.
     FromConfig { values: Vec<f32> },
 }
@@ -58,6 +65,18 @@ impl TensorRecipe {
                     stack.extend_from_slice(&tensor.bytes);
                 }
                 (dtype, stack.into())
+            }
+            TensorRecipe::OfExperts { stack, num_experts } => {
+                let tensor = checkpoint.tensor(&stack.name)?;
+                let matrices: Vec<_> = (0..*num_experts).map(|expert| stack.matrix(&tensor.bytes, expert)).collect();
+                let bytes: Vec<u8> = matrices.iter().flat_map(|matrix| matrix.iter().copied()).collect();
+                (stack.dtype, bytes.into())
+            }
+            TensorRecipe::Rows { name, rows } => {
+                let tensor = checkpoint.tensor(name)?;
+                let row_bytes = tensor.bytes.len() / tensor.info.shape[0];
+                let bytes = tensor.bytes.slice(rows.start * row_bytes..rows.end * row_bytes);
+                (tensor.info.dtype, bytes.expect("the shape was checked"))
             }
             TensorRecipe::FromConfig { values } => (DType::F32, as_bytes(values)),
         })

@@ -9,6 +9,7 @@ pub(super) fn check(folder: &DecoderConfig, file: &DecoderConfig) -> Result<(), 
     // These may differ: the family can share the GGUF form of another, and RoPE scaling can be written in another way.
     let mut expected = folder.clone();
     expected.architecture.clone_from(&file.architecture);
+    expected.leaves_out_images = file.leaves_out_images;
     if same_positions(folder, file) {
         expected.positions = file.positions.clone();
     }
@@ -75,9 +76,10 @@ fn difference(folder: &DecoderConfig, file: &DecoderConfig) -> (String, String, 
 }
 
 fn mixture(experts: Option<Experts>) -> String {
-    let Some(Experts { num_experts, mlp_size, routing }) = experts else { return "none".into() };
+    let Some(Experts { num_experts, mlp_size, shared_mlp_size, routing }) = experts else { return "none".into() };
     let weights = if routing.normalize { "normalised weights" } else { "unnormalised weights" };
-    format!("{num_experts} experts of {mlp_size}, {} per token with {weights}", routing.num_selected)
+    let shared = shared_mlp_size.map_or(String::new(), |size| format!(", and one of {size} for every token"));
+    format!("{num_experts} experts of {mlp_size}, {} per token with {weights}{shared}", routing.num_selected)
 }
 
 fn window(layer: LayerConfig) -> String {

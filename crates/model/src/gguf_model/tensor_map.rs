@@ -8,6 +8,7 @@ use super::{GgufTensor, recipe::TensorRecipe};
 use crate::Error;
 use crate::architectures::Blueprint;
 use crate::config::{MlpKind, NormKind, Positions};
+use crate::loader::experts::{ExpertMatrix, ExpertStack};
 use crate::loader::tensor_finder::{ModulePath, TensorFinder};
 use crate::loader::tensor_names::TensorNames;
 
@@ -133,9 +134,42 @@ impl TensorMapper<'_> {
         let experts = config.experts.expect("checked with the configuration");
         let (to, hidden, size, count) = (self.target, config.hidden_size, experts.mlp_size, experts.num_experts);
         self.linear((names.router, to.router), layer, count, hidden)?;
-        self.stack((names.expert_gate, to.expert_gate), layer, [count, size, hidden])?;
-        self.stack((names.expert_up, to.expert_up), layer, [count, size, hidden])?;
-        self.stack((names.expert_down, to.expert_down), layer, [count, hidden, size])
+        let matrices = [
+            (ExpertMatrix::Gate, (names.expert_gate, to.expert_gate), [count, size, hidden]),
+            (ExpertMatrix::Up, (names.expert_up, to.expert_up), [count, size, hidden]),
+            (ExpertMatrix::Down, (names.expert_down, to.expert_down), [count, hidden, size]),
+        ];
+        for (matrix, pair, shape) in matrices {
+            match ExpertStack::find(&mut self.finder, self.source, matrix, layer)? {
+                None => self.stack(pair, layer, shape)?,
+                Some(stack) => {
+                    let (name, dtype) = (ModulePath::new(pair.1, layer).name("weight"), stack.dtype);
+                    self.push(name, dtype, &shape, TensorRecipe::OfExperts { stack, num_experts: count });
+                }
+            }
+        }
+        match experts.shared_mlp_size {
+            Some(size) => self.shared_expert(layer, size),
+            None => Ok(()),
+        }
+    }
+
+    fn shared_expert(&mut self, layer: usize, size: usize) -> Result<(), Error> {
+        let Blueprint { config, names, .. } = self.source;
+        let (to, hidden) = (self.target, config.hidden_size);
+        let fused = ModulePath::new(names.fused_shared_gate_up, layer);
+        if self.finder.exists(fused) {
+            let name = self.finder.name(fused, "weight");
+            let dtype = self.finder.shaped(&name, &[2 * size, hidden])?.info.dtype;
+            for (first_row, target) in [(0, to.shared_gate), (size, to.shared_up)] {
+                let recipe = TensorRecipe::Rows { name: name.clone(), rows: first_row..first_row + size };
+                self.push(ModulePath::new(target, layer).name("weight"), dtype, &[size, hidden], recipe);
+            }
+        } else {
+            self.linear((names.shared_gate, to.shared_gate), layer, size, hidden)?;
+            self.linear((names.shared_up, to.shared_up), layer, size, hidden)?;
+        }
+        self.linear((names.shared_down, to.shared_down), layer, hidden, size)
     }
 
     /// Adds a tensor whose values do not change.

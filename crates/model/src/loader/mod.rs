@@ -1,19 +1,21 @@
 //! Loads the weights of a checkpoint onto a device: finds each tensor by its name, checks its shape, splits fused
 //! tensors.
 
+pub(crate) mod experts;
 pub(crate) mod tensor_finder;
 pub(crate) mod tensor_names;
 
 use std::ops::Range;
 
-use pellucid_checkpoint::{Checkpoint, TensorView};
+use pellucid_checkpoint::Checkpoint;
 use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, SharedBytes, Tensor, quant};
 
 use crate::architectures::Blueprint;
-use crate::config::{MlpKind, NormKind, Positions};
+use crate::config::{Experts, MlpKind, NormKind, Positions};
 use crate::weights::{AttentionWeights, LayerWeights, MlpWeights, Norm, Weights};
 use crate::{Error, sinusoidal};
 
+use experts::{ExpertMatrix, ExpertStack};
 use tensor_finder::{ModulePath, TensorFinder, transpose};
 
 pub(crate) struct Loader<'a> {
@@ -138,39 +140,54 @@ impl Loader<'_> {
 
     fn experts(&mut self, layer: usize) -> Result<MlpWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let experts = config.experts.expect("checked with the configuration");
-        let (hidden, size) = (config.hidden_size, experts.mlp_size);
-        let router = self.linear(ModulePath::new(names.router, layer), experts.num_experts, hidden)?;
-        let experts = (0..experts.num_experts)
-            .map(|expert| {
-                Ok(GatedMlp {
-                    gate: self.expert(names.expert_gate, layer, expert, size, hidden)?,
-                    up: self.expert(names.expert_up, layer, expert, size, hidden)?,
-                    down: self.expert(names.expert_down, layer, expert, hidden, size)?,
-                })
-            })
-            .collect::<Result<_, Error>>()?;
-        Ok(MlpWeights::Experts { router, experts })
+        let Experts { num_experts, shared_mlp_size, .. } = config.experts.expect("checked with the configuration");
+        let router = self.linear(ModulePath::new(names.router, layer), num_experts, config.hidden_size)?;
+        let mut matrix = |matrix: ExpertMatrix| self.expert_matrices(matrix, layer);
+        let gates = matrix(ExpertMatrix::Gate)?;
+        let (ups, downs) = (matrix(ExpertMatrix::Up)?, matrix(ExpertMatrix::Down)?);
+        let experts = gates.into_iter().zip(ups).zip(downs);
+        let experts = experts.map(|((gate, up), down)| GatedMlp { gate, up, down }).collect();
+        let shared = shared_mlp_size.map(|size| self.shared_expert(layer, size)).transpose()?;
+        Ok(MlpWeights::Experts { router, experts, shared })
     }
 
-    /// Loads one expert's matrix: its own tensor, or a slice of a tensor that stacks all experts.
-    fn expert(
-        &mut self,
-        template: &'static str,
-        layer: usize,
-        expert: usize,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Linear, Error> {
-        if template.contains("{expert}") {
-            return self.linear(ModulePath { template, layer, expert: Some(expert) }, rows, cols);
+    /// Loads one of the matrices of every expert: its own tensor, or a part of a tensor for all experts.
+    fn expert_matrices(&mut self, matrix: ExpertMatrix, layer: usize) -> Result<Vec<Linear>, Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        let Experts { num_experts, mlp_size, .. } = config.experts.expect("checked with the configuration");
+        if let Some(stack) = ExpertStack::find(&mut self.finder, self.blueprint, matrix, layer)? {
+            let tensor = self.finder.find(&stack.name)?;
+            let linear = |expert: usize| {
+                let (dtype, rows, cols) = (stack.dtype, stack.rows, stack.cols);
+                let bytes = stack.matrix(&tensor.bytes, expert);
+                let weight = self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?;
+                Ok(Linear { weight, bias: None })
+            };
+            return (0..num_experts).map(linear).collect();
         }
-        let num_experts = self.blueprint.config.experts.map_or(0, |experts| experts.num_experts);
-        let name = self.finder.name(ModulePath::new(template, layer), "weight");
-        let tensor = self.finder.shaped(&name, &[num_experts, rows, cols])?;
-        let dtype = tensor.info.dtype;
-        let bytes = row_bytes(&tensor, expert * rows..(expert + 1) * rows, cols)?;
-        Ok(Linear { weight: self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?, bias: None })
+        let (template, rows, cols) = match matrix {
+            ExpertMatrix::Gate => (names.expert_gate, mlp_size, config.hidden_size),
+            ExpertMatrix::Up => (names.expert_up, mlp_size, config.hidden_size),
+            ExpertMatrix::Down => (names.expert_down, config.hidden_size, mlp_size),
+        };
+        let path = |expert: usize| ModulePath { template, layer, expert: Some(expert) };
+        (0..num_experts).map(|expert| self.linear(path(expert), rows, cols)).collect()
+    }
+
+    /// Loads the expert that every token uses.
+    fn shared_expert(&mut self, layer: usize, size: usize) -> Result<GatedMlp, Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        let hidden = config.hidden_size;
+        let fused = ModulePath::new(names.fused_shared_gate_up, layer);
+        let [gate, up] = if self.finder.exists(fused) {
+            self.fused(fused, [size, size], hidden)?
+        } else {
+            [
+                self.linear(ModulePath::new(names.shared_gate, layer), size, hidden)?,
+                self.linear(ModulePath::new(names.shared_up, layer), size, hidden)?,
+            ]
+        };
+        Ok(GatedMlp { gate, up, down: self.linear(ModulePath::new(names.shared_down, layer), hidden, size)? })
     }
 
     /// Loads a matrix, and its bias if the file has one.
@@ -265,12 +282,4 @@ impl Loader<'_> {
 fn slice_rows(bytes: &SharedBytes, dtype: DType, rows: Range<usize>, cols: usize) -> Option<SharedBytes> {
     let row = dtype.bytes_for(cols)?;
     bytes.slice(rows.start * row..rows.end * row)
-}
-
-fn row_bytes(tensor: &TensorView<'_>, rows: Range<usize>, cols: usize) -> Result<SharedBytes, Error> {
-    slice_rows(&tensor.bytes, tensor.info.dtype, rows, cols).ok_or_else(|| Error::BadShape {
-        name: tensor.info.name.clone(),
-        expected: vec![cols],
-        found: tensor.info.shape.clone(),
-    })
 }

@@ -32,14 +32,15 @@ impl ModulePath {
         ModulePath { template, layer, expert: None }
     }
 
-    /// Returns the name of one of its tensors, without the file's prefix. `ending` is `weight` or `bias`.
+    /// Returns the name of one of its tensors, without the file's prefix. `ending` is `weight`, `bias` or
+    /// empty.
     pub(crate) fn name(self, ending: &str) -> String {
         let name = self.template.replace("{}", &self.layer.to_string());
         let name = match self.expert {
             Some(expert) => name.replace("{expert}", &expert.to_string()),
             None => name,
         };
-        format!("{name}.{ending}")
+        if ending.is_empty() { name } else { format!("{name}.{ending}") }
     }
 }
 

@@ -9,7 +9,7 @@ pub(crate) struct TensorNames {
     pub(crate) token_embedding: &'static str,
     pub(crate) position_embedding: &'static str,
     pub(crate) final_norm: &'static str,
-    /// Output projection; it has no prefix.
+    /// Output projection; none of the prefixes is added.
     pub(crate) output: &'static str,
     pub(crate) attention_norm: &'static str,
     pub(crate) query: &'static str,
@@ -32,6 +32,13 @@ pub(crate) struct TensorNames {
     pub(crate) expert_gate: &'static str,
     pub(crate) expert_up: &'static str,
     pub(crate) expert_down: &'static str,
+    /// Gate and up of all experts.
+    pub(crate) fused_expert_gate_up: &'static str,
+    pub(crate) shared_gate: &'static str,
+    pub(crate) shared_up: &'static str,
+    /// Gate and up of the shared expert, stacked.
+    pub(crate) fused_shared_gate_up: &'static str,
+    pub(crate) shared_down: &'static str,
     /// Substrings of the names of tensors that files contain and the arithmetic does not need: cached masks and
     /// frequencies.
     pub(crate) ignored: &'static [&'static str],
@@ -63,6 +70,11 @@ pub(crate) const GGUF: TensorNames = TensorNames {
     expert_gate: "blk.{}.ffn_gate_exps",
     expert_up: "blk.{}.ffn_up_exps",
     expert_down: "blk.{}.ffn_down_exps",
+    fused_expert_gate_up: "blk.{}.ffn_gate_up_exps",
+    shared_gate: "blk.{}.ffn_gate_shexp",
+    shared_up: "blk.{}.ffn_up_shexp",
+    fused_shared_gate_up: "",
+    shared_down: "blk.{}.ffn_down_shexp",
     // Read with the configuration, not with the weights.
     ignored: &["rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"],
 };
@@ -94,5 +106,10 @@ pub(crate) const HUGGING_FACE: TensorNames = TensorNames {
     expert_gate: "layers.{}.mlp.experts.{expert}.gate_proj",
     expert_up: "layers.{}.mlp.experts.{expert}.up_proj",
     expert_down: "layers.{}.mlp.experts.{expert}.down_proj",
+    fused_expert_gate_up: "",
+    shared_gate: "layers.{}.mlp.shared_experts.gate_proj",
+    shared_up: "layers.{}.mlp.shared_experts.up_proj",
+    fused_shared_gate_up: "",
+    shared_down: "layers.{}.mlp.shared_experts.down_proj",
     ignored: &["rotary_emb.inv_freq"],
 };
