@@ -14,8 +14,9 @@ import pytest
 from serving import MODEL, Server
 
 TASK = (
-    "The folder has files with orders. Find out which fruit was ordered and how many pieces, "
-    'then write them to the file "summary.txt" as "FRUIT: NUMBER". Do one step at a time.'
+    "One of the files in my folder is an order of fruit. Work in steps, with one tool call in each: "
+    "list the files, read the order, and write the ordered item and the number of pieces to the file "
+    '"summary.txt" in the form "item: number". Then say what you wrote.'
 )
 FILES = {"notes.txt": "Call Anna on Monday.", "order-7.txt": "Customer: Ben\nItem: pears\nPieces: 12\n"}
 MAX_STEPS = 10
