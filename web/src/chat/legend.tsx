@@ -6,7 +6,7 @@ import { setSettings } from "../state/store";
 const LEGENDS: Record<Exclude<ColorMode, "off">, { text: string; swatches: [string, string][] }> = {
   cut: { text: "Each change of color begins a token.", swatches: [] },
   probability: {
-    text: "Probability by the model:",
+    text: "Probability, at least",
     swatches: [
       ["heat-0", "90 %"],
       ["heat-1", "70 %"],
