@@ -50,6 +50,8 @@ fn run() -> Result<()> {
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
         Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
+        Command::Ps(args) => commands::server_models::ps(args, &cli.server_variables()?, &mut output),
+        Command::Stop(args) => commands::server_models::stop(args, &cli.server_variables()?, &mut output),
         Command::Explain(args) => {
             commands::explain::run(args, &hub, &interrupt, cli.wants_color(), cli.columns(), &mut output)
         }

@@ -44,6 +44,25 @@ pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
     Ok(architectures::blueprint(checkpoint, None)?.config)
 }
 
+/// Returns the memory of the activations and logits of a step of `num_rows` rows, of which `num_wanted` need logits, of
+/// a model that is not loaded.
+pub fn step_bytes(
+    config: &DecoderConfig,
+    backend: &dyn Backend,
+    num_rows: usize,
+    num_wanted: usize,
+) -> Result<u64, Error> {
+    Ok(Activations::new(config, backend, &ropes_of(config))?.bytes(num_rows, num_wanted))
+}
+
+/// Returns the frequencies of each rotary table.
+fn ropes_of(config: &DecoderConfig) -> Vec<RopeFrequencies> {
+    match &config.positions {
+        Positions::Rope { tables, .. } => tables.iter().map(|rope| rope.frequencies(config.context_len)).collect(),
+        _ => Vec::new(),
+    }
+}
+
 impl Decoder {
     /// Loads a checkpoint. Calls `progress` with the number of loaded parts and of all parts. A part is a layer;
     /// embedding and output are one more.
@@ -56,10 +75,7 @@ impl Decoder {
         let blueprint = architectures::blueprint(checkpoint, options.context_len)?;
         let weights = loader::load(checkpoint, &*backend, &blueprint, progress)?;
         let Blueprint { config, .. } = blueprint;
-        let ropes = match &config.positions {
-            Positions::Rope { tables, .. } => tables.iter().map(|rope| rope.frequencies(config.context_len)).collect(),
-            _ => Vec::new(),
-        };
+        let ropes = ropes_of(&config);
         let activations = Activations::new(&config, &*backend, &ropes)?;
         let (memo, hidden_memo) = (StepMemo::default(), StepMemo::default());
         Ok(Decoder { config, backend, weights, ropes, activations, memo, hidden_memo, queries: Vec::new() })

@@ -31,7 +31,7 @@ mod weights;
 pub use architectures::supported;
 pub use batch::{Batch, Chunk, ChunkIds};
 pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions, QkNorm};
-pub use decoder::{Decoder, LoadOptions, read_config};
+pub use decoder::{Decoder, LoadOptions, read_config, step_bytes};
 pub use embedding::{DecoderEmbedder, Embedder, EmbedderInfo, EmbeddingText, Pooling, stated_pooling};
 pub use encoder::{
     ClassifierConfig, Encoder, EncoderConfig, EncoderLayer, EncoderPositions, HeadActivation, NormPlacement,

@@ -49,7 +49,7 @@ pub struct Builder {
     pub(crate) context_len: Option<usize>,
     pub(crate) kv_type: KvType,
     kv_memory: Option<u64>,
-    max_sequences: usize,
+    pub(crate) max_sequences: usize,
     pub(crate) max_waiting: usize,
     overcommit: Overcommit,
     tenants: Vec<String>,
@@ -99,6 +99,10 @@ pub struct ModelInfo {
 }
 
 impl Builder {
+    pub(crate) fn draft_path(&self) -> Option<&Path> {
+        self.speculation.draft_path().map(PathBuf::as_path)
+    }
+
     pub(crate) fn new(path: impl AsRef<Path>) -> Builder {
         Builder {
             path: path.as_ref().to_owned(),

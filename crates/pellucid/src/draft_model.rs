@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, FileAccess};
-use pellucid_model::Decoder;
+use pellucid_model::{Decoder, DecoderConfig};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{Tokenizer, VocabularyDifference};
 
@@ -63,6 +63,12 @@ impl DraftFiles {
         on_event: &mut dyn FnMut(LoadEvent),
     ) -> Result<Decoder, Error> {
         load_decoder(&self.checkpoint, Some(context_len.min(self.context_len)), backend, on_event)
+    }
+
+    /// Returns the configuration that [`DraftFiles::load`] uses.
+    pub(crate) fn config(&self, context_len: usize) -> Result<DecoderConfig, pellucid_model::Error> {
+        let config = pellucid_model::read_config(&self.checkpoint)?;
+        Ok(DecoderConfig { context_len: context_len.min(self.context_len), ..config })
     }
 
     pub(crate) fn info(&self, kv_bytes: u64) -> DraftInfo {

@@ -124,22 +124,32 @@ pub fn plan_kv_memory(
     kv_memory: Option<u64>,
     num_contexts: usize,
 ) -> Result<MemoryPlan, Error> {
-    let bytes_per_block = |config: &DecoderConfig| {
-        let bytes = KvMemory::bytes_per_block(config, kv_type.dtype(), BLOCK_LEN);
-        bytes.map(|bytes| bytes as u64).map_err(|error| Error::Start(error.into()))
-    };
-    let need = KvNeed {
-        bytes_per_block: bytes_per_block(config)?,
-        draft_bytes_per_block: draft.map_or(Ok(0), bytes_per_block)?,
-        block_len: BLOCK_LEN,
-        context_len: config.context_len,
-        num_contexts,
-    };
+    let need = kv_need(config, draft, kv_type, num_contexts)?;
     let budget = match kv_memory {
         Some(bytes) => KvBudget::Bytes(bytes),
         None => backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf),
     };
     MemoryPlan::new(need, budget).map_err(|source| Error::KvMemory { kv_type, source })
+}
+
+/// Returns the contexts that the KV cache of a model and its draft model should hold.
+pub(crate) fn kv_need(
+    config: &DecoderConfig,
+    draft: Option<&DecoderConfig>,
+    kv_type: KvType,
+    num_contexts: usize,
+) -> Result<KvNeed, Error> {
+    let bytes_per_block = |config: &DecoderConfig| {
+        let bytes = KvMemory::bytes_per_block(config, kv_type.dtype(), BLOCK_LEN);
+        bytes.map(|bytes| bytes as u64).map_err(|error| Error::Start(error.into()))
+    };
+    Ok(KvNeed {
+        bytes_per_block: bytes_per_block(config)?,
+        draft_bytes_per_block: draft.map_or(Ok(0), bytes_per_block)?,
+        block_len: BLOCK_LEN,
+        context_len: config.context_len,
+        num_contexts,
+    })
 }
 
 /// Returns the ids that every conversation with this system prompt begins with, whatever the user writes on whatever

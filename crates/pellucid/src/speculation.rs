@@ -58,6 +58,11 @@ impl Speculation {
         Speculation { draft_model: Some(path.into()), ..self }
     }
 
+    /// Removes the draft model.
+    pub fn without_draft_model(self) -> Speculation {
+        Speculation { draft_model: None, ..self }
+    }
+
     /// Sets the maximum tokens of a draft, 1 to 15. Default: 15. The engine chooses a length up to it in each step.
     pub fn max_draft_tokens(self, num_tokens: usize) -> Speculation {
         Speculation { max_draft_len: num_tokens.clamp(1, MAX_DRAFT_LEN), ..self }

@@ -21,6 +21,7 @@ mod limits;
 mod llama_cpp;
 mod log_losses;
 mod metrics;
+mod models;
 mod ollama;
 mod openai;
 mod pages;
@@ -41,7 +42,8 @@ pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;
 pub use log_losses::LogLosses;
-pub use state::{Limits, Options, ServedModels};
+pub use models::{KeepAlive, LoadModel, ModelSource, OpenModel, Purpose, ServedModel, ServedModels};
+pub use state::{Limits, Options};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.
 const MAX_WORKERS: usize = 4;
@@ -71,6 +73,8 @@ pub fn run(
     let router = http::router::router(&app);
     runtime.block_on(async move {
         let _ = http::blocking::run(|_| Ok(())).await;
+        app.models.load_at_start();
+        tokio::spawn(app.models.clone().unload_expired());
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         Ok(http::listen::serve(listener, tls, router, app).await)

@@ -1,20 +1,24 @@
 //! State that all routes share: models, tenants, limits, metrics and the phase of shutdown.
 
-use pellucid_engine::{EngineStats, Liveness};
-use pellucid_generate::{LoadedEmbedder, LoadedModel};
-
 use std::net::SocketAddr;
-use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::StatusCode;
+use pellucid_engine::Liveness;
+
 use crate::connection::client_address::Proxies;
 use crate::http::drain::Drain;
+use crate::http::error::ApiError;
 use crate::limits::client_memory::ClientMemory;
 use crate::limits::failed_keys::FailedKeys;
 use crate::limits::shared_tenants::SharedTenants;
+use crate::limits::tenants::Tenant;
 use crate::log_losses::LogLosses;
 use crate::metrics::Metrics;
+use crate::models::lease::TextLease;
+use crate::models::registry::Models;
+use crate::models::{Purpose, ServedModel, ServedModels};
 use crate::pages::base_url::own_url;
 use crate::responses::store::ResponseStore;
 
@@ -100,48 +104,10 @@ pub struct Options {
     pub log_losses: Arc<LogLosses>,
 }
 
-/// The models of a server.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one exists for each server")]
-pub enum ServedModels {
-    /// A model that generates text.
-    Generator(LoadedModel),
-    /// A model that computes vectors.
-    Embedder(LoadedEmbedder),
-    /// One of each.
-    Both(LoadedModel, LoadedEmbedder),
-}
-
-impl From<LoadedModel> for ServedModels {
-    fn from(model: LoadedModel) -> ServedModels {
-        ServedModels::Generator(model)
-    }
-}
-
-/// The model that generates text. `http::router` refuses every route that needs it on a server that has none.
-#[derive(Debug)]
-pub(crate) struct Generator(Option<LoadedModel>);
-
-impl Generator {
-    pub(crate) fn get(&self) -> Option<&LoadedModel> {
-        self.0.as_ref()
-    }
-}
-
-impl Deref for Generator {
-    type Target = LoadedModel;
-
-    fn deref(&self) -> &LoadedModel {
-        self.0.as_ref().expect("the router refuses routes that need a generator on a server without one")
-    }
-}
-
 /// State shared by all routes.
 #[derive(Debug)]
 pub(crate) struct App {
-    pub(crate) model: Generator,
-    /// The model that computes vectors.
-    pub(crate) embedder: Option<Arc<LoadedEmbedder>>,
+    pub(crate) models: Arc<Models>,
     pub(crate) tenants: SharedTenants,
     pub(crate) limits: Limits,
     pub(crate) metrics: Metrics,
@@ -173,35 +139,25 @@ impl App {
     ) -> App {
         let Options { limits, tenants, proxies, cors_origins, loopback_hosts_only, vllm_metrics, device, log_losses } =
             options;
-        let (model, embedder) = match models {
-            ServedModels::Generator(model) => (Some(model), None),
-            ServedModels::Embedder(embedder) => (None, Some(Arc::new(embedder))),
-            ServedModels::Both(model, embedder) => (Some(model), Some(Arc::new(embedder))),
-        };
-        let names = model.iter().map(|model| &model.id).chain(embedder.iter().map(|embedder| &embedder.id));
-        let metrics = Metrics::new(names.into_iter().next().map_or("", String::as_str), vllm_metrics, log_losses);
+        let names = models.models.iter().map(|model| model.id.clone()).collect();
+        let metrics = Metrics::new(names, vllm_metrics, log_losses);
+        let models = Arc::new(Models::new(models, metrics.models.clone()));
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
         let stored = metrics.stored_bytes.clone();
         let responses = ResponseStore::new(limits.max_stored_bytes, tenants.current().len(), stored);
         let resized = [client_memory.clone(), responses.memory().clone()];
-        let of_generator = model.as_ref().map(|model| model.engine.num_tenants_setter());
-        let of_embedder = embedder.as_ref().map(|embedder| embedder.handle.num_tenants_setter());
-        let set_num_tenants = move |num_tenants: usize| {
-            of_generator.iter().for_each(|set| set(num_tenants));
-            of_embedder.iter().for_each(|set| set(num_tenants));
-        };
-        set_num_tenants(tenants.current().len());
+        models.set_num_tenants(tenants.current().len());
+        let served = models.clone();
         tenants.on_change(move |num_tenants| {
             resized.iter().for_each(|memory| memory.set_num_tenants(num_tenants));
-            set_num_tenants(num_tenants);
+            served.set_num_tenants(num_tenants);
         });
         App {
             failed_keys: FailedKeys::new(limits.max_wrong_keys),
             metrics,
             client_memory,
-            model: Generator(model),
-            embedder,
+            models,
             responses,
             tenants,
             limits,
@@ -215,29 +171,29 @@ impl App {
         }
     }
 
-    /// Returns the state of the loops that compute: stopped if one is, else that of the longest step.
+    /// Returns the state of the loops that compute.
     pub(crate) fn liveness(&self) -> Liveness {
-        let generator = self.model.get().map(|model| model.engine.liveness());
-        let embedder = self.embedder.as_ref().map(|embedder| embedder.handle.liveness());
-        let all = [generator, embedder];
-        if all.contains(&Some(Liveness::Stopped)) {
-            return Liveness::Stopped;
-        }
-        let steps = all.into_iter().flatten().filter_map(|liveness| match liveness {
-            Liveness::Stepping(time) => Some(time),
-            _ => None,
-        });
-        steps.max().map_or(Liveness::Idle, Liveness::Stepping)
-    }
-
-    /// Returns the statistics of the engine; zeros on a server that generates no text.
-    pub(crate) fn engine_stats(&self) -> EngineStats {
-        self.model.get().map_or_else(EngineStats::default, |model| model.engine.last_stats())
+        self.models.liveness()
     }
 
     /// Returns every name of every model, as requests use them.
     pub(crate) fn model_names(&self) -> Vec<&str> {
-        let generator = self.model.get().into_iter().flat_map(LoadedModel::names);
-        generator.chain(self.embedder.iter().flat_map(|embedder| embedder.names())).collect()
+        self.models.entries().iter().flat_map(ServedModel::names).collect()
+    }
+
+    /// Whether a tenant may see what other tenants do.
+    pub(crate) fn sees_activity(&self, tenant: &Tenant) -> bool {
+        self.tenants.current().check_metrics(tenant).is_ok()
+    }
+
+    /// Returns the first model that generates text, for routes whose requests name none. Waits until it is loaded.
+    pub(crate) async fn first_text(&self, tenant: &Tenant) -> Result<TextLease, ApiError> {
+        match self.models.first(Purpose::Text, tenant) {
+            Some(index) => self.models.acquire(index, self.limits.request_timeout).await,
+            None => {
+                let message = "no model that generates text exists for this key";
+                Err(ApiError::refused(StatusCode::NOT_FOUND, "model_not_found", message))
+            }
+        }
     }
 }

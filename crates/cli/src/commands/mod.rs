@@ -18,4 +18,5 @@ pub(crate) mod rm;
 pub(crate) mod run;
 pub(crate) mod selftest;
 pub(crate) mod serve;
+pub(crate) mod server_models;
 pub(crate) mod tokenize;

@@ -15,6 +15,11 @@ pub(crate) struct TemplateArgs {
 }
 
 impl TemplateArgs {
+    /// Whether a template is given.
+    pub(crate) fn is_given(&self) -> bool {
+        self.chat_template.is_some()
+    }
+
     /// Reads the file, if one is given.
     pub(crate) fn read(&self) -> Result<Option<String>> {
         let Some(path) = &self.chat_template else { return Ok(None) };

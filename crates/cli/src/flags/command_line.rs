@@ -6,7 +6,8 @@ use crate::commands::{
     bench::BenchArgs, completions::CompletionsArgs, completions::ManArgs, devices::DevicesArgs, embed::EmbedArgs,
     explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, models::ModelsArgs, perplexity::PerplexityArgs,
     prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
-    serve::ServeArgs, tokenize::TokenizeArgs,
+    serve::ServeArgs, server_models::PsArgs, server_models::ServerVariables, server_models::StopArgs,
+    tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
 use crate::flags::usage_error::{self, OrUsage};
@@ -46,6 +47,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunArgs),
     Serve(Box<ServeArgs>),
+    Ps(PsArgs),
+    Stop(StopArgs),
     Explain(ExplainArgs),
     Models(ModelsArgs),
     Pull(PullArgs),
@@ -128,6 +131,11 @@ impl Cli {
     /// Columns that the environment gives in COLUMNS; `None` if it does not, or not a number.
     pub(crate) fn columns(&self) -> Option<usize> {
         std::env::var("COLUMNS").ok()?.trim().parse().ok().filter(|&columns| columns > 0)
+    }
+
+    /// Returns address and key of a running server, as the environment gives them.
+    pub(crate) fn server_variables(&self) -> Result<ServerVariables> {
+        Ok(ServerVariables { url: variable("PELLUCID_URL")?, api_key: variable("PELLUCID_API_KEY")? })
     }
 
     /// Returns the store and hub that the flags and the environment describe.

@@ -109,7 +109,39 @@ impl ComputeArgs {
         Ok(builder)
     }
 
-    fn file_access(&self, hub: &Hub) -> Result<FileAccess> {
+    /// Returns the value of `--context`.
+    pub(crate) fn context(&self) -> Option<usize> {
+        self.context.map(|tokens| tokens as usize)
+    }
+
+    /// Returns a builder for one of several models, whose files are read as `access` says, with a context of its own.
+    /// An encoder runs on the CPU, whatever the device of the other models is.
+    pub(crate) fn builder_for(
+        &self,
+        path: &Path,
+        access: FileAccess,
+        context_len: Option<usize>,
+        is_encoder: bool,
+    ) -> Builder {
+        let mut options = self.device_options();
+        if is_encoder {
+            let (threads, isa) = (options.threads, options.isa);
+            options = DeviceOptions { device: Some(Device::Cpu), threads, isa, ..DeviceOptions::default() };
+        }
+        let mut builder = Pellucid::builder(path).device_options(options).kv_type(self.kv_type).file_access(access);
+        if let Some(context_len) = context_len {
+            builder = builder.context(context_len);
+        }
+        builder
+    }
+
+    /// Returns the free memory of the device.
+    pub(crate) fn free_memory(&self) -> Result<Option<u64>> {
+        Ok(self.backend()?.free_memory())
+    }
+
+    /// Returns how the files of models are read.
+    pub(crate) fn file_access(&self, hub: &Hub) -> Result<FileAccess> {
         if !self.no_mmap {
             return Ok(FileAccess::Mapped);
         }
@@ -205,7 +237,7 @@ impl ComputeArgs {
     }
 
     /// Names options by their flags.
-    fn in_flags(&self, error: pellucid::Error) -> Error {
+    pub(crate) fn in_flags(&self, error: pellucid::Error) -> Error {
         match error {
             pellucid::Error::Open(source) => source.into(),
             pellucid::Error::Load { source, .. } if matches!(*source, ModelError::ContextTooLong { .. }) => {

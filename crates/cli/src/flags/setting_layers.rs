@@ -103,7 +103,11 @@ pub(crate) fn text(name: &str, value: OsString) -> Result<String> {
 pub(crate) fn unknown_variables(command: &Command, names: impl Iterator<Item = OsString>) -> Vec<String> {
     let known: Vec<String> =
         command.get_arguments().filter_map(|argument| argument.get_long()).map(variable_of).collect();
-    let is_unknown = |name: &String| name.starts_with("PELLUCID_") && name != "PELLUCID_HOME" && !known.contains(name);
+    let is_unknown = |name: &String| {
+        name.starts_with("PELLUCID_")
+            && !["PELLUCID_HOME", "PELLUCID_URL"].contains(&name.as_str())
+            && !known.contains(name)
+    };
     let unknown = names.filter_map(|name| name.into_string().ok()).filter(is_unknown);
     unknown.map(|name| format!("note: {name} is set, but there is no setting of that name")).collect()
 }

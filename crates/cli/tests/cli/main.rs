@@ -9,6 +9,7 @@ mod formats;
 mod inspect_and_tokenize;
 mod run;
 mod serve;
+mod several_models;
 mod speculate;
 mod support;
 mod unwritable_output;

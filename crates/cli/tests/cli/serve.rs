@@ -9,16 +9,16 @@ use crate::support::Home;
 use crate::support::tiny_model::{TEMPLATE, tiny_model};
 
 /// A server in a process of its own.
-struct Served {
+pub(crate) struct Served {
     child: Child,
-    address: String,
+    pub(crate) address: String,
     log: BufReader<std::process::ChildStderr>,
-    start_up: String,
+    pub(crate) start_up: String,
 }
 
 impl Served {
     /// Starts on a free port and waits until it listens.
-    fn start(home: &Home, arguments: &[&str], environment: &[(&str, &str)]) -> Served {
+    pub(crate) fn start(home: &Home, arguments: &[&str], environment: &[(&str, &str)]) -> Served {
         let mut command = home.command(&[&["serve", "--port", "0"], arguments].concat());
         command.envs(environment.iter().copied());
         Served::spawn(command)
@@ -48,7 +48,7 @@ impl Served {
         reply
     }
 
-    fn terminate(&self) {
+    pub(crate) fn terminate(&self) {
         self.signal("-TERM");
     }
 
@@ -57,7 +57,7 @@ impl Served {
     }
 
     /// Returns the next line of the log that contains `words`.
-    fn next_line(&mut self, words: &str) -> String {
+    pub(crate) fn next_line(&mut self, words: &str) -> String {
         loop {
             let mut line = String::new();
             assert!(self.log.read_line(&mut line).unwrap() > 0, "it ended without {words:?}");
@@ -68,7 +68,7 @@ impl Served {
     }
 
     /// Waits for the end: status and the rest of the log.
-    fn ended(mut self) -> (Option<i32>, String) {
+    pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let status = self.child.wait().unwrap().code();
         let mut log = String::new();
         self.log.read_to_string(&mut log).unwrap();

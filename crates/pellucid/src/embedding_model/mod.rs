@@ -18,7 +18,7 @@ use shorter_vectors::shorter_vectors;
 
 /// Maximum tokens of a text for decoders, unless the builder says otherwise: their contexts are far longer than the
 /// texts that vectors are computed of, and memory for keys and values is reserved for a whole context.
-const DEFAULT_DECODER_CONTEXT: usize = 8192;
+pub(crate) const DEFAULT_DECODER_CONTEXT: usize = 8192;
 
 /// A model that computes vectors of texts: an encoder of the BERT family, or a decoder whose rows are pooled.
 ///

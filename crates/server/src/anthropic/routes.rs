@@ -14,6 +14,7 @@ use super::{headers, request};
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
+use crate::models::lease::TextLease;
 use crate::reply::respond::{json as json_response, respond};
 use crate::state::SharedApp;
 
@@ -62,13 +63,13 @@ pub(crate) async fn messages(
 ) -> Result<Response<Body>, ApiError> {
     headers::check(request.headers())?;
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let read = move |value| {
-        let (chat, paths) = request::read(value, &shared.model)?;
-        chat.spec(&shared.model, &shared.limits, &tenant).map_err(|error| paths.translate(error))
+    let read = move |value, model: &TextLease| {
+        let (chat, paths) = request::read(value, model)?;
+        chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))
     };
-    let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
-    let form = MessageForm::new(&spec, &app.model, &caller.request_id);
-    respond(app, caller, permit, spec, Box::new(form)).await
+    let (spec, admission) = read_body(&app, &caller, request, true, read).await?;
+    let form = MessageForm::new(&spec, &admission.model, &caller.request_id);
+    respond(app, caller, admission, spec, Box::new(form)).await
 }
 
 /// Count the tokens of a prompt
@@ -82,11 +83,11 @@ pub(crate) async fn count_tokens(
 ) -> Result<Response<Body>, ApiError> {
     headers::check(request.headers())?;
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let read = move |value| {
-        let (chat, paths) = request::read_count(value, &shared.model)?;
-        let spec = chat.spec(&shared.model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
+    let read = move |value, model: &TextLease| {
+        let (chat, paths) = request::read_count(value, model)?;
+        let spec = chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
         Ok(spec.num_prompt_tokens())
     };
-    let (input_tokens, _permit) = read_body(&app, &caller, request, false, read).await?;
+    let (input_tokens, _admission) = read_body(&app, &caller, request, false, read).await?;
     Ok(json_response(json!(TokenCount { input_tokens }).to_string()))
 }

@@ -2,6 +2,7 @@
 //! clients.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode, header};
@@ -15,6 +16,9 @@ use super::json::{Json, MAX_VALUES};
 use crate::connection::transfer_rate::TransferRate;
 use crate::limits::client_memory::{HeldMemory, out_of_memory, working_for};
 use crate::limits::tenants::{Permit, Tenant};
+use crate::models::choice::Chosen;
+use crate::models::lease::{Lease, Served};
+use crate::models::registry::Models;
 use crate::state::App;
 
 /// Bodies of at least this size are processed on blocking threads: rendering and encoding a long text takes long.
@@ -40,6 +44,32 @@ pub(crate) struct ReadBody {
     name: &'static str,
     bytes: Vec<u8>,
     memory: HeldMemory,
+}
+
+/// A request that was admitted within its tenant's limits, and whose model is loaded.
+#[derive(Debug)]
+pub(crate) struct Admission<M: Served> {
+    pub(crate) permit: Permit,
+    pub(crate) model: Lease<M>,
+}
+
+/// The models among which a request chooses, and the time that it may wait for one to be loaded.
+#[derive(Debug, Clone)]
+pub(crate) struct ModelChoice {
+    pub(crate) models: Arc<Models>,
+    pub(crate) timeout: Duration,
+}
+
+impl ModelChoice {
+    pub(crate) fn of(app: &App) -> ModelChoice {
+        ModelChoice { models: app.models.clone(), timeout: app.limits.request_timeout }
+    }
+}
+
+/// The outcome of parsing: a request that was read, or one whose model has to be loaded first.
+enum Parsed<T, M: Served, W> {
+    Done(T, Admission<M>),
+    Absent { index: usize, value: Json, memory: HeldMemory, permit: Permit, work: W },
 }
 
 /// Reads a JSON body.
@@ -142,44 +172,71 @@ impl ReadBody {
         ReadBody { name: "message", bytes, memory }
     }
 
-    /// Parses the body and passes it to `work`, on a blocking thread if it is long. The tenant's permit owns the memory
-    /// from then on; both are held until the work is done, even if the client disconnects meanwhile.
-    pub(crate) async fn parse<T: Send + 'static>(
+    /// Parses the body, chooses the model that it names, and passes both to `work`, on a blocking thread if the body is
+    /// long. Waits before that until the model is loaded. The tenant's permit owns the memory from then on; both are
+    /// held until the work is done, even if the client disconnects meanwhile.
+    pub(crate) async fn parse<T: Send + 'static, M: Served>(
         self,
         permit: Permit,
-        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Permit), ApiError> {
-        self.parse_from(LONG_BODY_BYTES, permit, work).await
+        choice: ModelChoice,
+        work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Admission<M>), ApiError> {
+        self.parse_from(LONG_BODY_BYTES, permit, choice, work).await
     }
 
     /// Parses a body like [`ReadBody::parse`], but on a blocking thread whatever its length: a short body may name a
     /// long text that is stored.
-    pub(crate) async fn parse_blocking<T: Send + 'static>(
+    pub(crate) async fn parse_blocking<T: Send + 'static, M: Served>(
         self,
         permit: Permit,
-        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Permit), ApiError> {
-        self.parse_from(0, permit, work).await
+        choice: ModelChoice,
+        work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Admission<M>), ApiError> {
+        self.parse_from(0, permit, choice, work).await
     }
 
-    async fn parse_from<T: Send + 'static>(
+    async fn parse_from<T: Send + 'static, M: Served>(
         self,
         long_bytes: usize,
-        mut permit: Permit,
-        work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<(T, Permit), ApiError> {
-        let tenant = permit.tenant.clone();
-        let work = move |value: Result<Json, ApiError>, memory| match value.and_then(work) {
-            Ok(outcome) => {
-                permit.keep(memory);
-                Ok((outcome, permit))
-            }
-            Err(error) => {
-                permit.refuse(&error);
-                Err(error)
+        permit: Permit,
+        choice: ModelChoice,
+        work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Admission<M>), ApiError> {
+        let is_long = self.bytes.len() >= long_bytes;
+        let (tenant, models) = (permit.tenant.clone(), choice.models.clone());
+        let read = move |value: Result<Json, ApiError>, memory| {
+            let chosen = value.and_then(|value| Ok((models.choose::<M>(&value, &permit.tenant)?, value)));
+            match chosen.inspect_err(|error| permit.refuse(error))? {
+                (Chosen::Ready(model), value) => finish(value, model, memory, permit, work),
+                (Chosen::Absent(index), value) => Ok(Parsed::Absent { index, value, memory, permit, work }),
             }
         };
-        self.process(tenant, long_bytes, work).await
+        match self.process(tenant.clone(), is_long, read).await? {
+            Parsed::Done(outcome, admission) => Ok((outcome, admission)),
+            Parsed::Absent { index, value, memory, permit, work } => {
+                let acquired = choice.models.acquire::<M>(index, choice.timeout).await;
+                let model = acquired.inspect_err(|error| permit.refuse(error))?;
+                let read = move |_: &Cancel| {
+                    let account = memory.empty();
+                    working_for(account, || finish(value, model, memory, permit, work))
+                };
+                let thread = if is_long { tenant.thread().await } else { None };
+                let parsed = match is_long {
+                    true => {
+                        blocking::run(move |cancel| {
+                            let _thread = thread;
+                            read(cancel)
+                        })
+                        .await?
+                    }
+                    false => read(&Cancel::default())?,
+                };
+                match parsed {
+                    Parsed::Done(outcome, admission) => Ok((outcome, admission)),
+                    Parsed::Absent { .. } => Err(ApiError::internal()),
+                }
+            }
+        }
     }
 
     /// Parses a message of a running request and passes it to `work`, on a blocking thread whatever its length. The
@@ -189,20 +246,18 @@ impl ReadBody {
         tenant: Arc<Tenant>,
         work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.process(tenant, 0, move |value, _held| value.and_then(work)).await
+        self.process(tenant, true, move |value, _held| value.and_then(work)).await
     }
 
-    /// Parses the body and passes it to `work` with the memory that it holds, on a blocking thread if it has at least
-    /// `long_bytes`.
+    /// Parses the body and passes it to `work` with the memory that it holds, on a blocking thread if it `is_long`.
     async fn process<T: Send + 'static>(
         self,
         tenant: Arc<Tenant>,
-        long_bytes: usize,
+        is_long: bool,
         work: impl FnOnce(Result<Json, ApiError>, HeldMemory) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let ReadBody { name, bytes, mut memory } = self;
         // Each tenant has a bounded number of these threads, so that one tenant's long texts do not delay another's.
-        let is_long = bytes.len() >= long_bytes;
         let thread = if is_long { tenant.thread().await } else { None };
         let process = move |cancel: &Cancel| {
             let _thread = thread;
@@ -214,6 +269,19 @@ impl ReadBody {
         };
         if is_long { blocking::run(process).await } else { process(&Cancel::default()) }
     }
+}
+
+/// Passes a parsed body and its model to `work`.
+fn finish<T, M: Served, W: FnOnce(Json, &Lease<M>) -> Result<T, ApiError>>(
+    value: Json,
+    model: Lease<M>,
+    memory: HeldMemory,
+    mut permit: Permit,
+    work: W,
+) -> Result<Parsed<T, M, W>, ApiError> {
+    let outcome = work(value, &model).inspect_err(|error| permit.refuse(error))?;
+    permit.keep(memory);
+    Ok(Parsed::Done(outcome, Admission { permit, model }))
 }
 
 /// Memory that is taken at most while a body is parsed and its text is rendered and encoded.
@@ -240,7 +308,6 @@ fn work_bytes(json: &[u8]) -> usize {
 mod tests {
     use std::sync::Mutex;
     use std::sync::mpsc::channel;
-    use std::time::Duration;
 
     use prometheus_client::metrics::gauge::Gauge;
 
@@ -279,16 +346,16 @@ mod tests {
             let held = Arc::new(Mutex::new(held));
             let flood: Vec<_> = (0..2 * num_threads)
                 .map(|_| {
-                    let (permit, held) = (a.admit(false).unwrap(), held.clone());
+                    let (tenant, held) = (a.clone(), held.clone());
                     let body = long_body(&a);
                     let work = move |_| Ok(held.lock().unwrap().recv().is_err());
-                    tokio::spawn(async move { body.parse(permit, work).await.map(drop) })
+                    tokio::spawn(async move { body.parse_apart(tenant, work).await.map(drop) })
                 })
                 .collect();
             tokio::task::yield_now().await;
-            let permit = b.admit(false).unwrap();
-            let soon = tokio::time::timeout(Duration::from_secs(60), long_body(&b).parse(permit, |_| Ok(5)));
-            let (answer, _) = soon.await.expect("a thread for the second tenant").unwrap();
+            let soon = long_body(&b).parse_apart(b.clone(), |_| Ok(5));
+            let soon = tokio::time::timeout(Duration::from_secs(60), soon);
+            let answer = soon.await.expect("a thread for the second tenant").unwrap();
             assert_eq!(answer, 5);
             assert!(!flood.iter().any(|one| one.is_finished()), "the first tenant's texts must still be waiting");
             drop(finish);

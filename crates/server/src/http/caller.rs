@@ -37,7 +37,7 @@ impl Caller {
     pub(crate) fn admit(&self, app: &App, uses_model: bool) -> Result<Permit, ApiError> {
         self.current_tenant(app)?.admit(uses_model).inspect_err(|_| {
             if uses_model {
-                app.metrics.count(&self.tenant.config.name, Outcome::Limited);
+                app.metrics.count(&self.tenant.config.name, None, Outcome::Limited);
             }
         })
     }

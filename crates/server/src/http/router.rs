@@ -16,7 +16,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::body;
-use super::caller::{self, RequestId};
+use super::caller::{self, Caller, RequestId};
 use super::error::ApiError;
 use super::error::form::ErrorForm;
 use super::listen::{Connection, MAX_HEADER_BYTES};
@@ -25,6 +25,7 @@ use super::routes;
 use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
 use crate::llama_cpp::routes as llama_cpp;
+use crate::models::routes as models;
 use crate::ollama::{embed, routes as ollama};
 use crate::openai::embeddings::{self, rerank};
 use crate::openai::models::ModelCard;
@@ -74,6 +75,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::tokenize))
         .routes(routes!(routes::detokenize))
         .routes(routes!(routes::apply_template))
+        .routes(routes!(models::load))
+        .routes(routes!(models::unload))
         .routes(routes!(routes::health))
         .routes(routes!(routes::ready))
         .routes(routes!(routes::metrics))
@@ -199,8 +202,9 @@ fn request_id(request: &Request<Body>) -> String {
 
 fn unknown_route(app: &SharedApp, request: &Request<Body>, table: &RouteTable) -> Result<Response<Body>, ApiError> {
     // Model names may contain slashes, which the router takes for separators of the path.
-    if let Some(id) = request.uri().path().strip_prefix(MODELS).filter(|_| request.method() == Method::GET) {
-        let card = ModelCard::find(id, app)?;
+    let id = request.uri().path().strip_prefix(MODELS).filter(|_| request.method() == Method::GET);
+    if let (Some(id), Some(caller)) = (id, request.extensions().get::<Caller>()) {
+        let card = ModelCard::find(id, app, &caller.tenant)?;
         return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
     }
     Err(table.unknown(request.method(), request.uri().path()))

@@ -1,7 +1,5 @@
 //! Handlers of the routes. Their request and response types define the OpenAPI document.
 
-use std::sync::Arc;
-
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
@@ -13,13 +11,14 @@ use serde::Serialize;
 use utoipa::{IntoResponses, ToSchema};
 
 use super::accept::{self, Offer};
-use super::body::{self, ReadBody};
+use super::body::{self, Admission, ModelChoice, ReadBody};
 use super::caller::Caller;
 use super::drain::Phase;
 use super::error::{ApiError, ErrorBody};
 use super::json::Json;
 use crate::limits::tenants::Permit;
 use crate::metrics::Format;
+use crate::models::lease::{Lease, Served, TextLease};
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::openai::models::{ModelCard, ModelList};
@@ -99,10 +98,10 @@ pub(crate) async fn chat(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let read = move |value| ChatRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
-    let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
-    let form = Envelope::of(&spec, &app.model);
-    respond(app, caller, permit, spec, Box::new(form)).await
+    let read = move |value, model: &TextLease| ChatRequest::read(value, model)?.spec(model, &shared.limits, &tenant);
+    let (spec, admission) = read_body(&app, &caller, request, true, read).await?;
+    let form = Envelope::of(&spec, &admission.model);
+    respond(app, caller, admission, spec, Box::new(form)).await
 }
 
 /// Continue a text
@@ -116,16 +115,17 @@ pub(crate) async fn completions(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let read = move |value| CompletionRequest::read(value, &shared.model)?.spec(&shared.model, &shared.limits, &tenant);
-    let (spec, permit) = read_body(&app, &caller, request, true, read).await?;
-    let form = Envelope::of(&spec, &app.model);
-    respond(app, caller, permit, spec, Box::new(form)).await
+    let read =
+        move |value, model: &TextLease| CompletionRequest::read(value, model)?.spec(model, &shared.limits, &tenant);
+    let (spec, admission) = read_body(&app, &caller, request, true, read).await?;
+    let form = Envelope::of(&spec, &admission.model);
+    respond(app, caller, admission, spec, Box::new(form)).await
 }
 
 /// List the models
 #[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, body = ModelList), Refusals))]
-pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
-    json(text_of(&ModelList::new(&app)))
+pub(crate) async fn models(State(app): State<SharedApp>, Extension(caller): Extension<Caller>) -> Response<Body> {
+    json(text_of(&ModelList::new(&app, &caller.tenant)))
 }
 
 /// Describe a model
@@ -134,12 +134,13 @@ pub(crate) async fn models(State(app): State<SharedApp>) -> Response<Body> {
     (status = 200, body = ModelCard), (status = 404, description = "Unknown model", body = ErrorBody), Refusals))]
 pub(crate) async fn model(
     State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Response<Body>, ApiError> {
     let Path(id) = id.map_err(|_| {
         ApiError::invalid("the path is not valid: percent-encoded bytes must be UTF-8").code("invalid_path")
     })?;
-    Ok(json(text_of(&ModelCard::find(&id, &app)?)))
+    Ok(json(text_of(&ModelCard::find(&id, &app, &caller.tenant)?)))
 }
 
 /// Encode a text or a conversation to token ids
@@ -175,16 +176,17 @@ pub(crate) async fn apply_template(
     answer(app, caller, request, |value, model| TemplateRequest::read(value, model)?.answer(model)).await
 }
 
-/// Admits a request, reads its body and passes it to `work`. Nothing is parsed for a tenant that is beyond its limits.
-pub(crate) async fn read_body<T: Send + 'static>(
+/// Admits a request, reads its body and passes it to `work` with the model that it names. Nothing is parsed for a
+/// tenant that is beyond its limits.
+pub(crate) async fn read_body<T: Send + 'static, M: Served>(
     app: &App,
     caller: &Caller,
     request: Request<Body>,
     uses_model: bool,
-    work: impl FnOnce(Json) -> Result<T, ApiError> + Send + 'static,
-) -> Result<(T, Permit), ApiError> {
+    work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<(T, Admission<M>), ApiError> {
     let (body, permit) = receive_body(app, caller, request, uses_model).await?;
-    body.parse(permit, work).await
+    body.parse(permit, ModelChoice::of(app), work).await
 }
 
 /// Admits a request and reads its body.
@@ -217,9 +219,8 @@ async fn answer(
     request: Request<Body>,
     work: impl FnOnce(Json, &LoadedModel) -> Result<Answer, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
-    let shared: Arc<App> = app.clone();
-    let read = read_body(&app, &caller, request, false, move |value| work(value, &shared.model)).await?;
-    let (Answer { parts, held }, mut permit) = read;
+    let read = read_body(&app, &caller, request, false, move |value, model: &TextLease| work(value, model)).await?;
+    let (Answer { parts, held }, Admission { mut permit, model: _ }) = read;
     // The permit, its memory and the count of requests in flight last until the reply is written.
     permit.hold(held + PIECES_IN_FLIGHT).inspect_err(|error| permit.refuse(error))?;
     parts::response(parts, (permit, app.drain.start_request()))
@@ -279,8 +280,7 @@ pub(crate) async fn metrics(
         Offer { kind: "application/openmetrics-text", version: Some("1.0.0") },
     ];
     let format = [Format::Text, Format::OpenMetrics][accept::preferred(&request, &offers)];
-    let guards = app.model.get().map(|model| model.guards.counts()).unwrap_or_default();
-    let text = app.metrics.render(&app.engine_stats(), &guards, format);
+    let text = app.metrics.render(&app.models.engine_stats(), &app.models.guard_counts(), format);
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));

@@ -17,6 +17,8 @@ use crate::state::App;
 pub(crate) struct Account {
     app: Arc<App>,
     permit: Permit,
+    /// Index of the model.
+    model: usize,
     _in_flight: InFlight,
     request_id: String,
     /// Log probabilities reported for each token of the output.
@@ -30,7 +32,7 @@ pub(crate) struct Account {
 
 impl Account {
     /// Opens the account of a request that was admitted and charged for its prompt.
-    pub(crate) fn open(app: &Arc<App>, permit: Permit, request_id: &str, spec: &Spec) -> Account {
+    pub(crate) fn open(app: &Arc<App>, permit: Permit, model: usize, request_id: &str, spec: &Spec) -> Account {
         let num_prompt = spec.num_prompt_tokens();
         let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
         let logprobs_per_token = spec.logprobs_per_token();
@@ -40,6 +42,7 @@ impl Account {
         Account {
             app: app.clone(),
             permit,
+            model,
             _in_flight: app.drain.start_request(),
             request_id: request_id.to_owned(),
             logprobs_per_token,
@@ -56,10 +59,17 @@ impl Account {
     }
 
     /// Opens the account of a request for vectors that was admitted and charged for its texts.
-    pub(crate) fn open_for_vectors(app: &Arc<App>, permit: Permit, request_id: &str, num_tokens: usize) -> Account {
+    pub(crate) fn open_for_vectors(
+        app: &Arc<App>,
+        permit: Permit,
+        model: usize,
+        request_id: &str,
+        num_tokens: usize,
+    ) -> Account {
         Account {
             app: app.clone(),
             permit,
+            model,
             _in_flight: app.drain.start_request(),
             request_id: request_id.to_owned(),
             logprobs_per_token: 0,
@@ -109,7 +119,7 @@ impl Account {
         if std::mem::replace(&mut self.is_closed, true) {
             return;
         }
-        self.app.metrics.observe(&self.permit.tenant.config.name, outcome, summary);
+        self.app.metrics.observe(&self.permit.tenant.config.name, self.model, outcome, summary);
         tracing::info!(
             request_id = self.request_id,
             tenant = self.permit.tenant.config.name,

@@ -40,6 +40,11 @@ pub struct TenantConfig {
     pub logprobs_per_minute: Option<u32>,
     /// Maximum stored responses, of which the least recently used are dropped; 0 stores none. 1000 if absent.
     pub stored_responses: Option<u32>,
+    /// Names of the models that exist for this tenant; all of them if absent.
+    pub models: Option<Vec<String>>,
+    /// Whether to allow loading and unloading models, which other tenants may use.
+    #[serde(default)]
+    pub manage_models: bool,
     /// Whether requests may set `trace`, which reveals more of the model than log probabilities.
     #[serde(default)]
     pub trace: bool,
@@ -157,7 +162,7 @@ fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
 }
 
 /// Names of the fields of a tenant.
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 13] = [
     "name",
     "keys",
     "keys_sha256",
@@ -167,6 +172,8 @@ const FIELDS: [&str; 11] = [
     "kv_tokens",
     "logprobs_per_minute",
     "stored_responses",
+    "models",
+    "manage_models",
     "trace",
     "metrics",
 ];

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use pellucid_engine::TenantId;
+
 use super::keys_file::{KeysError, TenantConfig};
 use super::tenants::Tenants;
 
@@ -45,6 +47,11 @@ impl SharedTenants {
     /// Whether requests need a key. Does not change while the server runs.
     pub fn has_keys(&self) -> bool {
         self.current().has_keys()
+    }
+
+    /// Returns the KV quota in tokens of each tenant that has one now.
+    pub fn kv_quotas(&self) -> Vec<(TenantId, u32)> {
+        self.current().kv_quotas().collect()
     }
 
     /// Returns the tenants as they are now.

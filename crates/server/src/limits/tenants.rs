@@ -197,6 +197,16 @@ impl Tenants {
         Err(ApiError::refused(StatusCode::FORBIDDEN, "metrics_not_allowed", message))
     }
 
+    /// Refuses to load and unload models to tenants without the right to it: others may use these models.
+    pub(crate) fn check_manage_models(&self, tenant: &Tenant) -> Result<(), ApiError> {
+        if !self.has_keys() || tenant.config.manage_models {
+            return Ok(());
+        }
+        let message = "loading and unloading models is not allowed for this key; `manage_models = true` in the keys \
+                       file allows it";
+        Err(ApiError::refused(StatusCode::FORBIDDEN, "manage_models_not_allowed", message))
+    }
+
     fn hash(&self, digest: &[u8; 32]) -> KeyHash {
         KeyHash(*blake3::keyed_hash(&self.secret, digest).as_bytes())
     }

@@ -14,6 +14,7 @@ use crate::http::error::ApiError;
 use crate::http::json::Json;
 use crate::http::routes::{self, BodyRefusals, Refusals, read_body};
 use crate::limits::tenants::Tenant;
+use crate::models::lease::TextLease;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
 use crate::openai::sampling::default_parameters;
@@ -31,7 +32,8 @@ pub(crate) async fn completion(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let read = |value, app: &App, tenant: &Tenant| request::completion(value, &app.model, &app.limits, tenant);
+    let read =
+        |value, model: &TextLease, app: &App, tenant: &Tenant| request::completion(value, model, &app.limits, tenant);
     answer(app, caller, request, read).await
 }
 
@@ -45,20 +47,24 @@ pub(crate) async fn infill(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let read = |value, app: &App, tenant: &Tenant| request::infill(value, &app.model, &app.limits, tenant);
+    let read =
+        |value, model: &TextLease, app: &App, tenant: &Tenant| request::infill(value, model, &app.limits, tenant);
     answer(app, caller, request, read).await
 }
 
 /// Describe the server and its model
 #[utoipa::path(get, path = "/props", tag = "llama.cpp", responses(
     (status = 200, description = "Model, chat template and defaults"), Refusals))]
-pub(crate) async fn props(State(app): State<SharedApp>) -> Response<Body> {
-    let model = &app.model;
+pub(crate) async fn props(
+    State(app): State<SharedApp>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Response<Body>, ApiError> {
+    let model = app.first_text(&caller.tenant).await?;
     let text = |id: Option<u32>| id.map(|id| model.tokenizer.decode(&[id], false));
-    let defaults = json!({ "n_ctx": model.context_len, "params": default_parameters(model) });
+    let defaults = json!({ "n_ctx": model.context_len, "params": default_parameters(&model) });
     let props = json!({
         "default_generation_settings": defaults,
-        "total_slots": app.model.engine.max_sequences(),
+        "total_slots": model.engine.max_sequences(),
         "model_alias": model.id,
         "model_path": model.id,
         "chat_template": model.template.as_ref().map_or("", |template| template.source()),
@@ -68,7 +74,7 @@ pub(crate) async fn props(State(app): State<SharedApp>) -> Response<Body> {
         "build_info": format!("pellucid {}", env!("CARGO_PKG_VERSION")),
         "is_sleeping": false,
     });
-    json_response(props.to_string())
+    Ok(json_response(props.to_string()))
 }
 
 /// Show how many requests run
@@ -81,9 +87,10 @@ pub(crate) async fn slots(
     Extension(caller): Extension<Caller>,
 ) -> Result<Response<Body>, ApiError> {
     app.tenants.current().check_metrics(&caller.tenant)?;
-    let num_running = app.model.engine.last_stats().num_running;
-    let slot = |id: usize| json!({ "id": id, "n_ctx": app.model.context_len, "is_processing": id < num_running });
-    let slots: Vec<Value> = (0..app.model.engine.max_sequences()).map(slot).collect();
+    let model = app.first_text(&caller.tenant).await?;
+    let num_running = model.engine.last_stats().num_running;
+    let slot = |id: usize| json!({ "id": id, "n_ctx": model.context_len, "is_processing": id < num_running });
+    let slots: Vec<Value> = (0..model.engine.max_sequences()).map(slot).collect();
     Ok(json_response(Value::from(slots).to_string()))
 }
 
@@ -112,8 +119,8 @@ pub(crate) async fn completions_alias(
 /// `/v1/models` for clients whose base URL lacks `/v1`
 #[utoipa::path(get, path = "/models", tag = "llama.cpp", responses(
     (status = 200, description = "As `/v1/models`"), Refusals))]
-pub(crate) async fn models_alias(state: State<SharedApp>) -> Response<Body> {
-    routes::models(state).await
+pub(crate) async fn models_alias(state: State<SharedApp>, caller: Extension<Caller>) -> Response<Body> {
+    routes::models(state, caller).await
 }
 
 /// Answers a request that `read` reads.
@@ -121,11 +128,11 @@ async fn answer(
     app: SharedApp,
     caller: Caller,
     request: Request<Body>,
-    read: impl FnOnce(Json, &App, &Tenant) -> Result<Spec, ApiError> + Send + 'static,
+    read: impl FnOnce(Json, &TextLease, &App, &Tenant) -> Result<Spec, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let work = move |value| read(value, &shared, &tenant);
-    let (spec, permit) = read_body(&app, &caller, request, true, work).await?;
-    let form = ContentForm::new(&app.model);
-    respond(app, caller, permit, spec, Box::new(form)).await
+    let work = move |value, model: &TextLease| read(value, model, &shared, &tenant);
+    let (spec, admission) = read_body(&app, &caller, request, true, work).await?;
+    let form = ContentForm::new(&admission.model);
+    respond(app, caller, admission, spec, Box::new(form)).await
 }

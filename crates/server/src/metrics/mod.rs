@@ -1,21 +1,27 @@
 //! Counters, gauges and histograms, in the OpenMetrics format and in the text format of Prometheus. `docs/metrics.md`
 //! lists every name.
 
+mod engine;
+pub(crate) mod models;
 mod text_format;
+mod vllm;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
-use pellucid_engine::{DrafterKind, EngineStats};
+use pellucid_engine::EngineStats;
 use pellucid_generate::{GuardCount, Summary};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text};
 use prometheus_client::metrics::counter::{ConstCounter, Counter};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use self::engine::EngineCollector;
+use self::models::{ModelMetrics, PerModel, WithModel};
+use self::vllm::{VllmCollector, VllmLabels, VllmValues};
 use crate::connection::connections::Refusal;
 use crate::log_losses::{LogLossCollector, LogLosses};
 
@@ -27,9 +33,9 @@ const TIMES: [f64; 16] =
 #[derive(Debug)]
 pub(crate) struct Metrics {
     times: Times,
-    prompt_tokens: Counter,
-    generated_tokens: Counter,
-    requests: Family<OutcomeLabels, Counter>,
+    prompt_tokens: PerModel<Counter>,
+    generated_tokens: PerModel<Counter>,
+    requests: Family<WithModel<OutcomeLabels>, Counter>,
     http: Family<HttpLabels, Counter>,
     pub(crate) connections: Gauge,
     refused_connections: Family<ReasonLabels, Counter>,
@@ -38,18 +44,20 @@ pub(crate) struct Metrics {
     websockets_closed: Family<ReasonLabels, Counter>,
     pub(crate) client_memory: Gauge,
     pub(crate) stored_bytes: Gauge,
+    pub(crate) models: ModelMetrics,
     registry: Registry,
-    model: String,
+    /// Ids of the models.
+    names: Vec<String>,
     has_vllm: bool,
 }
 
 /// The latencies that serving systems are compared by.
 #[derive(Debug, Clone)]
 struct Times {
-    queue: Histogram,
-    first_token: Histogram,
-    output_token: Histogram,
-    end_to_end: Histogram,
+    queue: PerModel<Histogram>,
+    first_token: PerModel<Histogram>,
+    output_token: PerModel<Histogram>,
+    end_to_end: PerModel<Histogram>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -95,46 +103,60 @@ impl Outcome {
 }
 
 impl Times {
-    fn new() -> Times {
-        let histogram = || Histogram::new(TIMES);
+    fn new(has_several: bool) -> Times {
+        let histogram = || PerModel::histogram(has_several, || Histogram::new(TIMES));
         Times { queue: histogram(), first_token: histogram(), output_token: histogram(), end_to_end: histogram() }
     }
 
-    fn observe(&self, summary: &Summary) {
-        self.queue.observe(summary.queue_time.as_secs_f64());
-        if let Some(time) = summary.time_to_first_token {
-            self.first_token.observe(time.as_secs_f64());
+    fn observe(&self, model: &str, summary: &Summary) {
+        let observe = |histograms: &PerModel<Histogram>, time: Option<Duration>| {
+            if let Some(time) = time {
+                histograms.with(model, |histogram| histogram.observe(time.as_secs_f64()));
+            }
+        };
+        observe(&self.queue, Some(summary.queue_time));
+        observe(&self.first_token, summary.time_to_first_token);
+        observe(&self.output_token, summary.time_per_output_token);
+        observe(&self.end_to_end, Some(summary.total_time));
+    }
+}
+
+impl Times {
+    /// Registers the histograms a second time, under vLLM's names. A server with several models has them under the
+    /// label `model` there too: `model_name`, which gateways read, is that of the first.
+    fn register_as_vllm(&self, names: &[String], registry: &mut Registry) {
+        let name = names.first().cloned().unwrap_or_default();
+        let theirs = registry.sub_registry_with_labels([("model_name".into(), name.into())].into_iter());
+        let aliases = [
+            ("vllm:request_queue_time_seconds", "As pellucid_request_queue_seconds", &self.queue),
+            ("vllm:time_to_first_token_seconds", "As pellucid_time_to_first_token_seconds", &self.first_token),
+            ("vllm:time_per_output_token_seconds", "As pellucid_time_per_output_token_seconds", &self.output_token),
+            ("vllm:e2e_request_latency_seconds", "As pellucid_request_seconds", &self.end_to_end),
+        ];
+        for (name, help, histogram) in aliases {
+            histogram.register(name, help, theirs);
         }
-        if let Some(time) = summary.time_per_output_token {
-            self.output_token.observe(time.as_secs_f64());
-        }
-        self.end_to_end.observe(summary.total_time.as_secs_f64());
     }
 }
 
 impl Metrics {
-    pub(crate) fn new(model: &str, has_vllm: bool, log_losses: Arc<LogLosses>) -> Metrics {
-        let times = Times::new();
-        let (prompt_tokens, generated_tokens) = (Counter::<u64, AtomicU64>::default(), Counter::default());
+    /// Returns the metrics of a server with these models.
+    pub(crate) fn new(names: Vec<String>, has_vllm: bool, log_losses: Arc<LogLosses>) -> Metrics {
+        let has_several = names.len() > 1;
+        let times = Times::new(has_several);
+        let (prompt_tokens, generated_tokens) = (PerModel::counter(has_several), PerModel::counter(has_several));
         let (requests, http) = (Family::default(), Family::default());
         let (connections, client_memory, stored_bytes) = (Gauge::default(), Gauge::default(), Gauge::default());
         let mut registry = Registry::default();
         registry.register_collector(Box::new(LogLossCollector(log_losses)));
         let own = registry.sub_registry_with_prefix("pellucid");
-        own.register(
-            "request_queue_seconds",
-            "From submission to the first step that computes for the request",
-            times.queue.clone(),
-        );
-        own.register("time_to_first_token_seconds", "From submission to the first token", times.first_token.clone());
-        own.register(
-            "time_per_output_token_seconds",
-            "Mean time between the tokens of a reply",
-            times.output_token.clone(),
-        );
-        own.register("request_seconds", "From submission to the end of the reply", times.end_to_end.clone());
-        own.register("prompt_tokens", "Tokens of prompts, cached ones included", prompt_tokens.clone());
-        own.register("generated_tokens", "Tokens of replies", generated_tokens.clone());
+        let help = "From submission to the first step that computes for the request";
+        times.queue.register("request_queue_seconds", help, own);
+        times.first_token.register("time_to_first_token_seconds", "From submission to the first token", own);
+        times.output_token.register("time_per_output_token_seconds", "Mean time between the tokens of a reply", own);
+        times.end_to_end.register("request_seconds", "From submission to the end of the reply", own);
+        prompt_tokens.register("prompt_tokens", "Tokens of prompts, cached ones included", own);
+        generated_tokens.register("generated_tokens", "Tokens of replies", own);
         own.register("requests", "Requests to the model, by tenant and outcome", requests.clone());
         own.register("http_requests", "Replies over HTTP, by route and status", http.clone());
         own.register("connections", "Open connections", connections.clone());
@@ -151,23 +173,9 @@ impl Metrics {
         let help = "Bytes held for clients: bodies, messages, and replies that are not read yet";
         own.register("client_memory_bytes", help, client_memory.clone());
         own.register("stored_response_bytes", "Bytes of stored responses", stored_bytes.clone());
-        // The histograms are registered a second time, under vLLM's names.
+        let models = ModelMetrics::new(own);
         if has_vllm {
-            let labels = [("model_name".into(), model.to_owned().into())].into_iter();
-            let theirs = registry.sub_registry_with_labels(labels);
-            let aliases = [
-                ("vllm:request_queue_time_seconds", "As pellucid_request_queue_seconds", &times.queue),
-                ("vllm:time_to_first_token_seconds", "As pellucid_time_to_first_token_seconds", &times.first_token),
-                (
-                    "vllm:time_per_output_token_seconds",
-                    "As pellucid_time_per_output_token_seconds",
-                    &times.output_token,
-                ),
-                ("vllm:e2e_request_latency_seconds", "As pellucid_request_seconds", &times.end_to_end),
-            ];
-            for (name, help, histogram) in aliases {
-                theirs.register(name, help, histogram.clone());
-            }
+            times.register_as_vllm(&names, &mut registry);
         }
         Metrics {
             times,
@@ -182,26 +190,35 @@ impl Metrics {
             websockets_closed,
             client_memory,
             stored_bytes,
+            models,
             registry,
-            model: model.to_owned(),
+            names,
             has_vllm,
         }
     }
 
-    /// Records a request that reached the engine and has ended.
-    pub(crate) fn observe(&self, tenant: &str, outcome: Outcome, summary: &Summary) {
-        self.count(tenant, outcome);
-        self.prompt_tokens.inc_by(summary.prompt_tokens as u64);
-        self.generated_tokens.inc_by(summary.completion_tokens as u64);
+    /// Records a request that reached the engine of a model and has ended.
+    pub(crate) fn observe(&self, tenant: &str, model: usize, outcome: Outcome, summary: &Summary) {
+        self.count(tenant, Some(model), outcome);
+        let name = self.names.get(model).map_or("", String::as_str);
+        self.prompt_tokens.with(name, |counter| _ = counter.inc_by(summary.prompt_tokens as u64));
+        self.generated_tokens.with(name, |counter| _ = counter.inc_by(summary.completion_tokens as u64));
         // Replies that were cut short would make the latencies look shorter.
         if outcome == Outcome::Completed {
-            self.times.observe(summary);
+            self.times.observe(name, summary);
         }
     }
 
-    pub(crate) fn count(&self, tenant: &str, outcome: Outcome) {
+    /// Counts a request. A request that is refused before it is read has no model yet.
+    pub(crate) fn count(&self, tenant: &str, model: Option<usize>, outcome: Outcome) {
         let labels = OutcomeLabels { tenant: tenant.to_owned(), outcome: outcome.name() };
-        self.requests.get_or_create(&labels).inc();
+        let model = model.and_then(|model| self.label(model));
+        self.requests.get_or_create(&WithModel { labels, model }).inc();
+    }
+
+    /// Returns the name of a model if series need it as a label.
+    fn label(&self, model: usize) -> Option<String> {
+        self.names.get(model).filter(|_| self.names.len() > 1).cloned()
     }
 
     pub(crate) fn count_websocket(&self, reason: &'static str) {
@@ -226,15 +243,19 @@ impl Metrics {
     }
 
     /// Returns all metrics as text, those of the engine and of the guards included.
-    pub(crate) fn render(&self, engine: &EngineStats, guards: &[GuardCount], format: Format) -> String {
+    pub(crate) fn render(&self, engines: &[(usize, EngineStats)], guards: &[GuardCount], format: Format) -> String {
         let mut text = String::with_capacity(16 << 10);
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(EngineCollector { stats: *engine, prefix: "pellucid_" }));
+        // A server whose only model has no engine, or is not loaded, shows zeros.
+        let nothing = [(0, EngineStats::default())];
+        let engines = if engines.is_empty() && self.names.len() <= 1 { &nothing } else { engines };
+        let labelled = engines.iter().map(|(model, stats)| (self.label(*model), *stats)).collect();
+        registry.register_collector(Box::new(EngineCollector { engines: labelled, prefix: "pellucid_" }));
         if !guards.is_empty() {
             registry.register_collector(Box::new(GuardCollector(guards.to_vec())));
         }
         if self.has_vllm {
-            registry.register_collector(Box::new(self.vllm(engine)));
+            registry.register_collector(Box::new(self.vllm(engines)));
         }
         let encoded = text::encode_registry(&mut text, &self.registry)
             .and_then(|()| text::encode_registry(&mut text, &registry))
@@ -247,25 +268,15 @@ impl Metrics {
     }
 
     /// Returns gauges and counters under vLLM's names, which inference gateways read.
-    fn vllm(&self, engine: &EngineStats) -> VllmCollector {
-        let (cache_use, drafts) = (kv_use(engine), engine.speculation.total());
-        VllmCollector {
-            labels: ModelLabels { model_name: self.model.clone() },
-            gauges: [
-                ("vllm:num_requests_waiting", "As pellucid_requests_waiting", engine.num_waiting as f64),
-                ("vllm:num_requests_running", "As pellucid_sequences_running", engine.num_running as f64),
-                ("vllm:kv_cache_usage_perc", "As pellucid_kv_use_ratio: 1 is full", cache_use),
-                ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc", cache_use),
-            ],
-            counters: [
-                ("vllm:prompt_tokens", "As pellucid_prompt_tokens", self.prompt_tokens.get()),
-                ("vllm:generation_tokens", "As pellucid_generated_tokens", self.generated_tokens.get()),
-                ("vllm:num_preemptions", "As pellucid_preemptions", engine.preemptions),
-                ("vllm:prefix_cache_hits", "As pellucid_prefix_hit_tokens, all scopes", engine.cached_tokens),
-                ("vllm:spec_decode_num_draft_tokens", "As pellucid_draft_tokens, all of them", drafts.drafted),
-                ("vllm:spec_decode_num_accepted_tokens", "As pellucid_draft_tokens, accepted ones", drafts.accepted),
-            ],
-        }
+    fn vllm(&self, engines: &[(usize, EngineStats)]) -> VllmCollector {
+        let one = |(model, stats): &(usize, EngineStats)| {
+            let name = self.names.get(*model).cloned().unwrap_or_default();
+            let (mut prompt, mut generated) = (0, 0);
+            self.prompt_tokens.with(&name, |counter| prompt = counter.get());
+            self.generated_tokens.with(&name, |counter| generated = counter.get());
+            VllmValues { labels: VllmLabels { model_name: name }, stats: *stats, prompt, generated }
+        };
+        VllmCollector(engines.iter().map(one).collect())
     }
 }
 
@@ -284,35 +295,6 @@ impl Format {
             Format::Text => "text/plain; version=0.0.4; charset=utf-8",
             Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
         }
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ModelLabels {
-    model_name: String,
-}
-
-/// Exports name, help and value of metrics under vLLM's names.
-#[derive(Debug)]
-struct VllmCollector {
-    labels: ModelLabels,
-    gauges: [(&'static str, &'static str, f64); 4],
-    counters: [(&'static str, &'static str, u64); 6],
-}
-
-impl Collector for VllmCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        for (name, help, value) in self.gauges {
-            let gauge = ConstGauge::new(value);
-            let mut family = encoder.encode_descriptor(name, help, None, gauge.metric_type())?;
-            gauge.encode(family.encode_family(&self.labels)?)?;
-        }
-        for (name, help, value) in self.counters {
-            let counter = ConstCounter::new(value);
-            let mut family = encoder.encode_descriptor(name, help, None, counter.metric_type())?;
-            counter.encode(family.encode_family(&self.labels)?)?;
-        }
-        Ok(())
     }
 }
 
@@ -335,88 +317,6 @@ impl Collector for GuardCollector {
         for GuardCount { guard, kind, count } in &self.0 {
             let labels = GuardLabels { guard, subject: kind.subject(), verdict: kind.verdict() };
             ConstCounter::new(*count).encode(family.encode_family(&labels)?)?;
-        }
-        Ok(())
-    }
-}
-
-/// Share of KV blocks that requests hold or have reserved. At 1, no request starts before another ends.
-fn kv_use(stats: &EngineStats) -> f64 {
-    (stats.blocks_in_use + stats.blocks_reserved) as f64 / stats.num_blocks.max(1) as f64
-}
-
-/// Exports the engine's statistics at the time of a scrape.
-#[derive(Debug)]
-struct EngineCollector {
-    stats: EngineStats,
-    prefix: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ScopeLabels {
-    scope: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct DraftLabels {
-    drafter: &'static str,
-    result: &'static str,
-}
-
-impl Collector for EngineCollector {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let stats = &self.stats;
-        let gauges: [(&str, &str, f64); 8] = [
-            ("requests_waiting", "Requests in the queue", stats.num_waiting as f64),
-            ("sequences_running", "Sequences in the batch", stats.num_running as f64),
-            ("kv_blocks_in_use", "KV blocks that requests hold", stats.blocks_in_use as f64),
-            ("kv_blocks_reserved", "KV blocks reserved for running requests", stats.blocks_reserved as f64),
-            ("kv_blocks_idle", "KV blocks of the prefix cache that can be evicted", stats.blocks_idle as f64),
-            ("kv_blocks", "KV blocks in all", stats.num_blocks as f64),
-            ("kv_use_ratio", "Share of KV blocks in use or reserved", kv_use(stats)),
-            ("step_seconds_mean", "Mean time of a step", stats.step_time.as_secs_f64() / stats.steps.max(1) as f64),
-        ];
-        for (name, help, value) in gauges {
-            let gauge = ConstGauge::new(value);
-            let name = format!("{}{name}", self.prefix);
-            gauge.encode(encoder.encode_descriptor(&name, help, None, gauge.metric_type())?)?;
-        }
-        let counters: [(&str, &str, u64); 9] = [
-            ("steps", "Steps of the engine", stats.steps),
-            ("steps_ahead", "Steps launched before the preceding step had ended", stats.steps_ahead),
-            ("discarded_tokens", "Tokens computed in steps launched ahead and then discarded", stats.tokens_discarded),
-            (
-                "computed_prompt_tokens",
-                "Tokens computed in prefill, recomputation after preemption included",
-                stats.prefill_tokens,
-            ),
-            ("computed_output_tokens", "Tokens computed in decode", stats.decode_tokens),
-            ("preemptions", "Requests preempted and computed again", stats.preemptions),
-            ("draft_errors", "Steps of the draft model that failed, which no reply notices", stats.draft_errors),
-            ("engine_failures", "Requests that failed in the engine", stats.failed_requests),
-            ("engine_cancels", "Requests cancelled by their reader", stats.cancelled_requests),
-        ];
-        for (name, help, value) in counters {
-            let counter = ConstCounter::new(value);
-            let name = format!("{}{name}", self.prefix);
-            counter.encode(encoder.encode_descriptor(&name, help, None, counter.metric_type())?)?;
-        }
-        let name = format!("{}prefix_hit_tokens", self.prefix);
-        let own = ConstCounter::new(stats.cached_tokens - stats.shared_cached_tokens);
-        let help = "Prompt tokens found in the prefix cache: the tenant's own, or of shared prefixes";
-        let mut family = encoder.encode_descriptor(&name, help, None, own.metric_type())?;
-        own.encode(family.encode_family(&ScopeLabels { scope: "own" })?)?;
-        let shared = ConstCounter::new(stats.shared_cached_tokens);
-        shared.encode(family.encode_family(&ScopeLabels { scope: "shared" })?)?;
-        let help = "Tokens that a drafter proposed and the model checked, by drafter and result";
-        let name = format!("{}draft_tokens", self.prefix);
-        let mut family = encoder.encode_descriptor(&name, help, None, own.metric_type())?;
-        for drafter in DrafterKind::ALL {
-            let counts = stats.speculation.of(drafter);
-            for (result, count) in [("accepted", counts.accepted), ("rejected", counts.rejected())] {
-                let labels = DraftLabels { drafter: drafter.name(), result };
-                ConstCounter::new(count).encode(family.encode_family(&labels)?)?;
-            }
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
-use pellucid_generate::{LoadedEmbedder, finished_vector};
+use pellucid_generate::finished_vector;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -14,7 +14,8 @@ use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
-use crate::openai::embeddings::{self, EmbeddingJob, EmbeddingRequest};
+use crate::models::lease::VectorLease;
+use crate::openai::embeddings::{self, Computed, EmbeddingJob, EmbeddingRequest};
 use crate::openai::openapi::schemas;
 use crate::reply::parts::{self, JsonParts};
 use crate::state::SharedApp;
@@ -36,7 +37,7 @@ pub(crate) struct OllamaEmbedRequest {
     /// Only an empty object: no option changes a vector.
     #[schema(schema_with = schemas::empty_object, required = false)]
     options: (),
-    /// A duration; refused if it asks to unload the model.
+    /// Time that the model stays loaded: a duration or seconds, 0 to unload it after the reply, -1 to keep it.
     keep_alive: Option<String>,
 }
 
@@ -53,7 +54,7 @@ pub(crate) struct OllamaEmbedReply {
 }
 
 /// Translates a request into one of OpenAI's API.
-fn read(value: Json, model: &LoadedEmbedder) -> Result<EmbeddingJob, ApiError> {
+fn read(value: Json, model: &VectorLease) -> Result<EmbeddingJob, ApiError> {
     let mut fields = Fields::of(value)?;
     let name = fields.required("model")?;
     let name = fields::string("model", name, 512)?;
@@ -64,10 +65,9 @@ fn read(value: Json, model: &LoadedEmbedder) -> Result<EmbeddingJob, ApiError> {
     if let Some(options) = fields.take("options") {
         Fields::within("options".into(), options)?.finish()?;
     }
-    if options::read_keep_alive(&mut fields)? {
-        let message = "keep_alive: this server keeps its model loaded until it is stopped";
-        return Err(ApiError::field("keep_alive", message).code("unsupported_value"));
-    }
+    let keep_alive = options::read_keep_alive(&mut fields)?;
+    options::check_unload(keep_alive, model)?;
+    keep_alive.into_iter().for_each(|keep_alive| model.set_keep_alive(keep_alive));
     fields.finish()?;
     let request = EmbeddingRequest {
         model: plain.unwrap_or(&name).to_owned(),
@@ -90,12 +90,10 @@ pub(crate) async fn embed(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let model = embeddings::embedder(&app)?;
-    let shared = model.clone();
-    let (job, permit) = read_body(&app, &caller, request, true, move |value| read(value, &shared)).await?;
+    let (job, admission) = read_body(&app, &caller, request, true, read).await?;
     let num_dimensions = job.num_dimensions;
     let num_tokens: usize = job.inputs.iter().map(|input| input.ids.len()).sum();
-    let (found, account) = embeddings::compute(&app, &caller, permit, job.inputs).await?;
+    let Computed { found, account, model } = embeddings::compute(&app, &caller, admission, job.inputs).await?;
     let mut parts = JsonParts::default();
     parts.literal("{\"model\":");
     parts.value(&model.id);

@@ -1,5 +1,7 @@
 //! Lists and descriptions of the served model in the form of Ollama.
 
+use std::collections::HashMap;
+
 use pellucid_generate::{LoadedModel, ModelDetails, utc_at};
 use serde_json::{Value, json};
 
@@ -8,6 +10,9 @@ use super::request::{can_think, known_name};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
+use crate::limits::tenants::Tenant;
+use crate::models::registry::Models;
+use crate::models::{OpenModel, ServedModel};
 use crate::openai::shared_fields::check_model;
 
 /// Version of Ollama whose API this is; clients compare it with the one that they need.
@@ -30,28 +35,53 @@ fn size_text(count: u64) -> String {
     }
 }
 
-fn entry(name: &str, model: &LoadedModel) -> Value {
-    json!({ "name": name, "model": name, "size": model.details.num_bytes, "digest": model.fingerprint,
+fn entry(name: &str, model: &ServedModel, fingerprint: &str) -> Value {
+    json!({ "name": name, "model": name, "size": model.details.num_bytes, "digest": fingerprint,
         "details": details(&model.details) })
 }
 
-/// Returns the reply of `/api/tags`: every name of the model.
-pub(super) fn tags(model: &LoadedModel) -> Value {
-    let one = |name| {
-        let mut entry = entry(name, model);
-        entry["modified_at"] = models_time(utc_at(model.created)).into();
-        entry
-    };
-    json!({ "models": model.names().map(one).collect::<Vec<_>>() })
+/// Returns fingerprint and time of loading of the loaded models, by index.
+fn loaded(models: &Models) -> HashMap<usize, (String, u64)> {
+    let mut loaded = HashMap::new();
+    models.for_each_ready(|index, open| {
+        let facts = match open {
+            OpenModel::Text(model) => (model.fingerprint.clone(), model.created),
+            OpenModel::Vectors(model) => (model.fingerprint.clone(), model.created),
+        };
+        loaded.insert(index, facts);
+    });
+    loaded
+}
+
+/// Returns the reply of `/api/tags`: every name of every model.
+pub(super) fn tags(models: &Models, tenant: &Tenant) -> Value {
+    let loaded = loaded(models);
+    let mut tags = Vec::new();
+    for (index, model) in models.visible(tenant) {
+        let (fingerprint, created) = loaded.get(&index).cloned().unwrap_or((String::new(), models.started()));
+        for name in model.names() {
+            let mut entry = entry(name, model, &fingerprint);
+            entry["modified_at"] = models_time(utc_at(created)).into();
+            tags.push(entry);
+        }
+    }
+    json!({ "models": tags })
 }
 
 /// Returns the reply of `/api/ps`: what is loaded. `is_on_gpu` says where the weights are.
-pub(super) fn running(model: &LoadedModel, is_on_gpu: bool) -> Value {
-    let mut entry = entry(&model.id, model);
-    entry["expires_at"] = models_time(utc_at(NEVER_S)).into();
-    entry["size_vram"] = if is_on_gpu { model.details.num_bytes } else { 0 }.into();
-    entry["context_length"] = model.context_len.into();
-    json!({ "models": [entry] })
+pub(super) fn running(models: &Models, tenant: &Tenant, is_on_gpu: bool) -> Value {
+    let loaded = loaded(models);
+    let mut running = Vec::new();
+    for (index, model) in models.visible(tenant) {
+        let Some((fingerprint, _)) = loaded.get(&index) else { continue };
+        let mut entry = entry(&model.id, model, fingerprint);
+        let expires = models.status(index, false).expires_at.unwrap_or(NEVER_S);
+        entry["expires_at"] = models_time(utc_at(expires)).into();
+        entry["size_vram"] = if is_on_gpu { model.details.num_bytes } else { 0 }.into();
+        entry["context_length"] = model.context_len.into();
+        running.push(entry);
+    }
+    json!({ "models": running })
 }
 
 /// Reads a request of `/api/show` and returns its reply.

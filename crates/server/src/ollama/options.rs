@@ -3,6 +3,8 @@
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
+use crate::models::KeepAlive;
+use crate::models::lease::{Lease, Served};
 use crate::translation::{ChatBody, llama_options};
 
 /// Options of how a model is loaded and computed, which the server's operator decides. Replies do not depend on them.
@@ -47,66 +49,25 @@ pub(super) fn read(fields: &mut Fields, max_tokens: &str, body: &mut ChatBody) -
     Ok(num_ctx)
 }
 
-/// Reads `keep_alive`, a duration such as `5m` or a number of seconds. Returns whether it asks to unload the model.
-pub(super) fn read_keep_alive(fields: &mut Fields) -> Result<bool, ApiError> {
+/// Reads `keep_alive`, a duration such as `5m` or a number of seconds; a negative one is for ever.
+pub(super) fn read_keep_alive(fields: &mut Fields) -> Result<Option<KeepAlive>, ApiError> {
     let path = "keep_alive";
-    match fields.take(path) {
-        None => Ok(false),
-        Some(Json::Integer(seconds)) => Ok(seconds == 0),
-        Some(Json::Float(seconds)) => Ok(seconds == 0.0),
-        Some(Json::String(text)) => match duration_is_zero(&text) {
-            Some(is_zero) => Ok(is_zero),
-            None => Err(ApiError::field(path, format!("{path}: expected a duration such as 5m, or seconds"))),
-        },
-        Some(other) => Err(fields::wrong_type(path, "a duration or a number of seconds", &other)),
-    }
+    let expected = || ApiError::field(path, format!("{path}: expected a duration such as 5m, or seconds"));
+    let seconds = match fields.take(path) {
+        None => return Ok(None),
+        Some(Json::Integer(seconds)) => seconds as f64,
+        Some(Json::Float(seconds)) => seconds,
+        Some(Json::String(text)) => return text.parse().map(Some).map_err(|_| expected()),
+        Some(other) => return Err(fields::wrong_type(path, "a duration or a number of seconds", &other)),
+    };
+    KeepAlive::from_seconds(seconds).map(Some).ok_or_else(expected)
 }
 
-/// Whether a duration such as `1h30m` is zero; `None` if the text is none.
-fn duration_is_zero(text: &str) -> Option<bool> {
-    let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
-    if unsigned.parse::<f64>().is_ok() {
-        return Some(unsigned.parse() == Ok(0.0));
+/// Refuses to unload a model that is loaded as long as the server runs.
+pub(super) fn check_unload<M: Served>(keep_alive: Option<KeepAlive>, model: &Lease<M>) -> Result<(), ApiError> {
+    if keep_alive == Some(KeepAlive::UNLOAD) && model.is_fixed() {
+        let message = "keep_alive: this server keeps its model loaded until it is stopped";
+        return Err(ApiError::field("keep_alive", message).code("unsupported_value"));
     }
-    let (mut rest, mut is_zero) = (unsigned, true);
-    if rest.is_empty() {
-        return None;
-    }
-    while !rest.is_empty() {
-        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
-        let count: f64 = rest[..end].parse().ok()?;
-        is_zero &= count == 0.0;
-        rest = &rest[end..];
-        let unit = ["ns", "us", "µs", "ms", "s", "m", "h"].into_iter().find(|unit| {
-            rest.strip_prefix(unit)
-                .is_some_and(|rest| rest.is_empty() || rest.starts_with(|c: char| c.is_ascii_digit()))
-        })?;
-        rest = &rest[unit.len()..];
-    }
-    Some(is_zero)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_are_read_as_go_writes_them() {
-        for (text, expected) in [
-            ("5m", Some(false)),
-            ("1h30m", Some(false)),
-            ("-1m", Some(false)),
-            ("0s", Some(true)),
-            ("0", Some(true)),
-            ("300", Some(false)),
-            ("10ms", Some(false)),
-            ("1.5h", Some(false)),
-            ("", None),
-            ("m", None),
-            ("5 m", None),
-            ("5x", None),
-        ] {
-            assert_eq!(duration_is_zero(text), expected, "{text:?}");
-        }
-    }
+    Ok(())
 }

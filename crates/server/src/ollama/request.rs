@@ -7,6 +7,8 @@ use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
+use crate::models::KeepAlive;
+use crate::models::lease::TextLease;
 use crate::reply::Spec;
 use crate::state::Limits;
 use crate::translation::{ChatBody, Paths};
@@ -18,31 +20,31 @@ pub(super) enum Task {
     /// Generate a reply.
     Reply(Box<Spec>),
     /// Load the model, which is loaded, or unload it: a request without messages or prompt.
-    Load { unloads: bool },
+    Load { keep_alive: Option<KeepAlive> },
 }
 
 /// Reads a request of `/api/chat`.
-pub(super) fn chat(value: Json, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Task, ApiError> {
+pub(super) fn chat(value: Json, model: &TextLease, limits: &Limits, tenant: &Tenant) -> Result<Task, ApiError> {
     let mut fields = Fields::of(value)?;
     let mut body = ChatBody::default();
-    let unloads = read_common(&mut fields, model, &mut body)?;
+    let keep_alive = read_common(&mut fields, model, &mut body)?;
     let num_messages = messages::read(&mut fields, &mut body)?;
     body.set("tools", fields.take("tools"), "tools");
     messages::read_think(&mut fields, can_think(model), &mut body)?;
     let num_ctx = options::read(&mut fields, "max_completion_tokens", &mut body)?;
     fields.finish()?;
     if num_messages == 0 {
-        return Ok(Task::Load { unloads });
+        return Ok(Task::Load { keep_alive });
     }
     let (request, paths) = body.read_chat(model)?;
     finish(request.spec(model, limits, tenant), num_ctx, model, &paths)
 }
 
 /// Reads a request of `/api/generate`: a chat of one message, or with `raw` the continuation of a text.
-pub(super) fn generate(value: Json, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Task, ApiError> {
+pub(super) fn generate(value: Json, model: &TextLease, limits: &Limits, tenant: &Tenant) -> Result<Task, ApiError> {
     let mut fields = Fields::of(value)?;
     let mut body = ChatBody::default();
-    let unloads = read_common(&mut fields, model, &mut body)?;
+    let keep_alive = read_common(&mut fields, model, &mut body)?;
     messages::refuse_images(&mut fields)?;
     let is_empty = |value: &Json| match value {
         Json::String(text) => text.is_empty(),
@@ -63,7 +65,7 @@ pub(super) fn generate(value: Json, model: &LoadedModel, limits: &Limits, tenant
         let num_ctx = options::read(&mut fields, "max_tokens", &mut body)?;
         fields.finish()?;
         if prompt.is_empty() && suffix.is_none() {
-            return Ok(Task::Load { unloads });
+            return Ok(Task::Load { keep_alive });
         }
         return raw(prompt, suffix, num_ctx, body, (model, limits, tenant));
     }
@@ -71,7 +73,7 @@ pub(super) fn generate(value: Json, model: &LoadedModel, limits: &Limits, tenant
     let num_ctx = options::read(&mut fields, "max_completion_tokens", &mut body)?;
     fields.finish()?;
     if prompt.is_empty() {
-        return Ok(Task::Load { unloads });
+        return Ok(Task::Load { keep_alive });
     }
     for (role, content) in [("system", system), ("user", Some(Json::String(prompt)))] {
         let Some(content) = content else { continue };
@@ -111,8 +113,8 @@ fn raw(
     finish(spec, num_ctx, model, &paths)
 }
 
-/// Reads the fields that both routes have. Returns whether the request asks to unload the model.
-fn read_common(fields: &mut Fields, model: &LoadedModel, body: &mut ChatBody) -> Result<bool, ApiError> {
+/// Reads the fields that both routes have. Returns how long the model is to stay loaded.
+fn read_common(fields: &mut Fields, model: &TextLease, body: &mut ChatBody) -> Result<Option<KeepAlive>, ApiError> {
     let name = fields::string("model", fields.required("model")?, MAX_WORD_LEN)?;
     body.set("model", Some(Json::String(known_name(name, model))), "model");
     // This API streams unless told otherwise.
@@ -123,7 +125,9 @@ fn read_common(fields: &mut Fields, model: &LoadedModel, body: &mut ChatBody) ->
     fields.refuse("top_logprobs", |value| *value == Json::Integer(0), "use /v1/chat/completions")?;
     fields.refuse("truncate", is_false, "a prompt that does not fit is refused, never cut")?;
     fields.refuse("shift", is_false, "a reply ends when the context is full")?;
-    options::read_keep_alive(fields)
+    let keep_alive = options::read_keep_alive(fields)?;
+    keep_alive.into_iter().for_each(|keep_alive| model.set_keep_alive(keep_alive));
+    Ok(keep_alive)
 }
 
 /// Returns a name without the tag `latest`, which clients add, if that is how the model is called.

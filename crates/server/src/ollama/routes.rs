@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::models::{self, API_VERSION};
+use super::options;
 use super::reply::{ReplyLines, Route, now};
 use super::request::{self, Task};
 use super::schemas::{OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest};
@@ -16,6 +17,8 @@ use crate::http::error::ApiError;
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
 use crate::limits::tenants::Tenant;
+use crate::models::KeepAlive;
+use crate::models::lease::TextLease;
 use crate::reply::respond::{json as json_response, respond};
 use crate::state::{App, SharedApp};
 
@@ -48,7 +51,7 @@ pub(crate) async fn chat(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let read = |value, app: &App, tenant: &Tenant| request::chat(value, &app.model, &app.limits, tenant);
+    let read = |value, model: &TextLease, app: &App, tenant: &Tenant| request::chat(value, model, &app.limits, tenant);
     answer(app, caller, request, Route::Chat, read).await
 }
 
@@ -64,21 +67,22 @@ pub(crate) async fn generate(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let read = |value, app: &App, tenant: &Tenant| request::generate(value, &app.model, &app.limits, tenant);
+    let read =
+        |value, model: &TextLease, app: &App, tenant: &Tenant| request::generate(value, model, &app.limits, tenant);
     answer(app, caller, request, Route::Generate, read).await
 }
 
 /// List the models
 #[utoipa::path(get, path = "/api/tags", tag = "Ollama", responses((status = 200, body = OllamaModels), Refusals))]
-pub(crate) async fn tags(State(app): State<SharedApp>) -> Response<Body> {
-    json_response(models::tags(&app.model).to_string())
+pub(crate) async fn tags(State(app): State<SharedApp>, Extension(caller): Extension<Caller>) -> Response<Body> {
+    json_response(models::tags(&app.models, &caller.tenant).to_string())
 }
 
 /// List the models that are loaded
 #[utoipa::path(get, path = "/api/ps", tag = "Ollama", responses((status = 200, body = OllamaModels), Refusals))]
-pub(crate) async fn ps(State(app): State<SharedApp>) -> Response<Body> {
+pub(crate) async fn ps(State(app): State<SharedApp>, Extension(caller): Extension<Caller>) -> Response<Body> {
     let is_on_gpu = app.device.contains("CUDA") || app.device.contains("NVIDIA");
-    json_response(models::running(&app.model, is_on_gpu).to_string())
+    json_response(models::running(&app.models, &caller.tenant, is_on_gpu).to_string())
 }
 
 /// Describe a model
@@ -89,9 +93,8 @@ pub(crate) async fn show(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let shared = app.clone();
-    let read = move |value| models::show(value, &shared.model);
-    let (shown, _permit) = read_body(&app, &caller, request, false, read).await?;
+    let read = |value, model: &TextLease| models::show(value, model);
+    let (shown, _admission) = read_body(&app, &caller, request, false, read).await?;
     Ok(json_response(shown.to_string()))
 }
 
@@ -108,26 +111,25 @@ async fn answer(
     caller: Caller,
     request: Request<Body>,
     route: Route,
-    read: impl FnOnce(Json, &App, &Tenant) -> Result<Task, ApiError> + Send + 'static,
+    read: impl FnOnce(Json, &TextLease, &App, &Tenant) -> Result<Task, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let work = move |value| read(value, &shared, &tenant);
-    let (task, permit) = read_body(&app, &caller, request, true, work).await?;
+    let work = move |value, model: &TextLease| read(value, model, &shared, &tenant);
+    let (task, admission) = read_body(&app, &caller, request, true, work).await?;
     match task {
         Task::Reply(spec) => {
-            let form = ReplyLines::new(route, &app.model);
-            respond(app, caller, permit, *spec, Box::new(form)).await
+            let form = ReplyLines::new(route, &admission.model);
+            respond(app, caller, admission, *spec, Box::new(form)).await
         }
-        Task::Load { unloads } => {
-            let error = |message: &str| ApiError::field("keep_alive", message).code("unsupported_value");
-            if unloads {
-                return Err(error("keep_alive: this server keeps its model loaded until it is stopped"));
-            }
+        Task::Load { keep_alive } => {
+            options::check_unload(keep_alive, &admission.model)?;
+            let reason = if keep_alive == Some(KeepAlive::UNLOAD) { "unload" } else { "load" };
             let text = match route {
                 Route::Chat => json!({ "message": { "role": "assistant", "content": "" } }),
                 Route::Generate => json!({ "response": "" }),
             };
-            let mut reply = json!({ "model": app.model.id, "created_at": now(), "done": true, "done_reason": "load" });
+            let id = &admission.model.id;
+            let mut reply = json!({ "model": id, "created_at": now(), "done": true, "done_reason": reason });
             if let (Value::Object(reply), Value::Object(text)) = (&mut reply, text) {
                 reply.extend(text);
             }

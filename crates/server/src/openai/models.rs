@@ -7,6 +7,10 @@ use utoipa::ToSchema;
 use super::sampling::default_parameters;
 use super::shared_fields::unknown_model;
 use crate::http::error::ApiError;
+use crate::limits::tenants::Tenant;
+use crate::models::registry::Models;
+use crate::models::status::ModelStatus;
+use crate::models::{OpenModel, Purpose};
 use crate::state::App;
 
 /// A served model.
@@ -17,27 +21,31 @@ pub(crate) struct ModelCard {
     root: String,
     /// `model`.
     object: &'static str,
-    /// Time of loading, in seconds since 1970.
+    /// Time of loading, in seconds since 1970; of the server's start while the model is not loaded.
     created: u64,
     owned_by: &'static str,
     /// Maximum tokens of prompt and reply together, or of a text whose vector is computed.
     max_model_len: usize,
-    system_fingerprint: String,
+    /// Identifies model, build and instruction set. Absent while the model is not loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system_fingerprint: Option<String>,
     /// Purposes of the model: `chat` and `completions`, or `embeddings` and `rerank`.
     capabilities: Vec<&'static str>,
     /// Format in which the model calls tools, by its name in the documentation; `generic` if its chat template has
-    /// none. Absent for models that do not chat.
+    /// none. Absent for models that do not chat, and while the model is not loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_format: Option<&'static str>,
     /// Sampling parameters of a request that gives none: for each field its `value`, and its `source`, which is
     /// `server` (a flag of the server), `model` (the model's files recommend it) or `openai` (OpenAI's default). Absent
-    /// for models that compute vectors.
+    /// for models that compute vectors, and while the model is not loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     sampling_defaults: Option<serde_json::Value>,
-    /// The vectors of a model that computes them.
+    /// The vectors of a model that computes them. Absent while the model is not loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     embedding: Option<EmbeddingCard>,
+    /// Whether the model is loaded, and what it takes.
+    pellucid: ModelStatus,
 }
 
 /// The vectors of a model.
@@ -61,67 +69,80 @@ pub(crate) struct ModelList {
 }
 
 impl ModelCard {
-    fn of_generator(name: &str, model: &LoadedModel) -> ModelCard {
-        ModelCard {
+    /// Returns the card of a model under one of its names.
+    fn new(name: &str, index: usize, models: &Models, sees_activity: bool) -> ModelCard {
+        let entry = &models.entries()[index];
+        let mut card = ModelCard {
             id: name.to_owned(),
-            root: model.id.clone(),
+            root: entry.id.clone(),
             object: "model",
-            created: model.created,
+            created: models.started(),
             owned_by: "pellucid",
-            max_model_len: model.context_len,
-            system_fingerprint: model.fingerprint.clone(),
-            capabilities: match model.template {
-                Some(_) => vec!["chat", "completions"],
-                None => vec!["completions"],
+            max_model_len: entry.context_len,
+            system_fingerprint: None,
+            capabilities: match (entry.purpose, entry.has_template) {
+                (Purpose::Text, true) => vec!["chat", "completions"],
+                (Purpose::Text, false) => vec!["completions"],
+                (Purpose::Vectors, _) => vec!["embeddings", "rerank"],
             },
-            tool_format: model.template.as_ref().map(|_| model.calling().format().name),
-            sampling_defaults: Some(default_parameters(model)),
-            embedding: None,
-        }
-    }
-
-    fn of_embedder(name: &str, model: &LoadedEmbedder) -> ModelCard {
-        let info = model.info();
-        ModelCard {
-            id: name.to_owned(),
-            root: model.id.clone(),
-            object: "model",
-            created: model.created,
-            owned_by: "pellucid",
-            max_model_len: info.context_len,
-            system_fingerprint: model.fingerprint.clone(),
-            capabilities: if info.scores_pairs { vec!["rerank"] } else { vec!["embeddings", "rerank"] },
             tool_format: None,
             sampling_defaults: None,
-            embedding: (!info.scores_pairs).then(|| EmbeddingCard {
-                dimensions: info.num_dimensions,
-                shorter: match &model.shorter {
-                    ShorterVectors::None => "none".into(),
-                    ShorterVectors::Any => "any".into(),
-                    ShorterVectors::Listed(lengths) => lengths.clone().into(),
-                },
-                pooling: info.pooling.name(),
-            }),
-        }
+            embedding: None,
+            pellucid: models.status(index, sees_activity),
+        };
+        models.for_each_ready(|ready, open| match open {
+            OpenModel::Text(model) if ready == index => card.add_generator(model),
+            OpenModel::Vectors(model) if ready == index => card.add_embedder(model),
+            _ => {}
+        });
+        card
     }
 
-    pub(crate) fn find(name: &str, app: &App) -> Result<ModelCard, ApiError> {
-        if let Some(model) = app.model.get().filter(|model| model.names().any(|own| own == name)) {
-            return Ok(ModelCard::of_generator(name, model));
-        }
-        match &app.embedder {
-            Some(model) if model.names().any(|own| own == name) => Ok(ModelCard::of_embedder(name, model)),
-            _ => Err(unknown_model(name, app.model_names().into_iter())),
+    /// Adds what is known of a loaded model that generates text.
+    fn add_generator(&mut self, model: &LoadedModel) {
+        self.created = model.created;
+        self.max_model_len = model.context_len;
+        self.system_fingerprint = Some(model.fingerprint.clone());
+        self.capabilities = match model.template {
+            Some(_) => vec!["chat", "completions"],
+            None => vec!["completions"],
+        };
+        self.tool_format = model.template.as_ref().map(|_| model.calling().format().name);
+        self.sampling_defaults = Some(default_parameters(model));
+    }
+
+    /// Adds what is known of a loaded model that computes vectors.
+    fn add_embedder(&mut self, model: &LoadedEmbedder) {
+        let info = model.info();
+        self.created = model.created;
+        self.max_model_len = info.context_len;
+        self.system_fingerprint = Some(model.fingerprint.clone());
+        self.capabilities = if info.scores_pairs { vec!["rerank"] } else { vec!["embeddings", "rerank"] };
+        self.embedding = (!info.scores_pairs).then(|| EmbeddingCard {
+            dimensions: info.num_dimensions,
+            shorter: match &model.shorter {
+                ShorterVectors::None => "none".into(),
+                ShorterVectors::Any => "any".into(),
+                ShorterVectors::Listed(lengths) => lengths.clone().into(),
+            },
+            pooling: info.pooling.name(),
+        });
+    }
+
+    pub(crate) fn find(name: &str, app: &App, tenant: &Tenant) -> Result<ModelCard, ApiError> {
+        let mut visible = app.models.visible(tenant);
+        match visible.find(|(_, entry)| entry.names().any(|own| own == name)) {
+            Some((index, _)) => Ok(ModelCard::new(name, index, &app.models, app.sees_activity(tenant))),
+            None => Err(unknown_model(name, app.models.visible(tenant).flat_map(|(_, entry)| entry.names()))),
         }
     }
 }
 
 impl ModelList {
-    pub(crate) fn new(app: &App) -> ModelList {
-        let generator = app.model.get().into_iter();
-        let generator = generator.flat_map(|model| model.names().map(|name| ModelCard::of_generator(name, model)));
-        let embedder = app.embedder.iter();
-        let embedder = embedder.flat_map(|model| model.names().map(|name| ModelCard::of_embedder(name, model)));
-        ModelList { object: "list", data: generator.chain(embedder).collect() }
+    pub(crate) fn new(app: &App, tenant: &Tenant) -> ModelList {
+        let sees_activity = app.sees_activity(tenant);
+        let card = |index| move |name| ModelCard::new(name, index, &app.models, sees_activity);
+        let cards = app.models.visible(tenant).flat_map(|(index, entry)| entry.names().map(card(index)));
+        ModelList { object: "list", data: cards.collect() }
     }
 }

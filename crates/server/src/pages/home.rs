@@ -13,6 +13,7 @@ use super::files;
 use super::html::{self, code_block, escape};
 use crate::http::accept::{self, Offer};
 use crate::http::error::ApiError;
+use crate::models::Purpose;
 use crate::reply::respond;
 use crate::state::{App, SharedApp};
 
@@ -51,10 +52,10 @@ fn plain(text: String) -> Response<Body> {
 fn text(app: &App, base_url: &str) -> String {
     let mut text = "Pellucid is running.\n\n".to_owned();
     if !app.tenants.has_keys() {
-        if let Some(model) = app.model.get() {
+        for model in app.models.entries().iter().filter(|model| model.purpose == Purpose::Text) {
             text += &format!("model  {:?}, context of {} tokens\n", model.id, model.context_len);
         }
-        if let Some(embedder) = &app.embedder {
+        if let Some(embedder) = app.models.fixed_embedder() {
             let info = embedder.info();
             text += &format!(
                 "model  {:?}, vectors of {} values, texts of {} tokens\n",
@@ -98,7 +99,8 @@ fn page(app: &App, base_url: &str) -> String {
         true => (PLACEHOLDER, "Pellucid".to_owned()),
         false => (id, format!("{id} · Pellucid")),
     };
-    let can_chat = needs_key || app.model.get().is_some_and(|model| model.template.is_some());
+    let first_text = app.models.entries().iter().find(|model| model.purpose == Purpose::Text);
+    let can_chat = needs_key || first_text.is_some_and(|model| model.has_template);
     let examples = Examples { base_url, model: name, needs_key, can_chat };
     let mut body = navigation("/overview");
     body += "<main>\n<section class=\"lead\">\n<p class=\"status\">Running</p>\n";
@@ -119,7 +121,7 @@ fn page(app: &App, base_url: &str) -> String {
     }
     body += "<section>\n<h2>Call it</h2>\n";
     body += &format!("<p>Base URL for OpenAI's clients: <code class=\"copy\">{}/v1</code></p>\n", escape(base_url));
-    if app.model.get().is_some() {
+    if first_text.is_some() {
         body += &code_block("Shell", &examples.shell());
         body += &code_block("Python, pip install openai", &examples.python());
         body += &code_block("JavaScript, npm install openai", &examples.javascript());
@@ -146,16 +148,19 @@ fn page(app: &App, base_url: &str) -> String {
 fn facts(app: &App) -> String {
     let limits = &app.limits;
     let mut rows = Vec::new();
-    if let Some(model) = app.model.get() {
+    for model in app.models.entries().iter().filter(|model| model.purpose == Purpose::Text) {
+        if app.models.entries().len() > 1 {
+            rows.push(("Model", model.id.clone()));
+        }
         rows.push(("Also called", model.aliases.join(", ")));
         rows.push(("Context", format!("{} tokens, prompt and reply together", grouped(model.context_len))));
-        let chat = match model.template {
-            Some(_) => "Chat and completions",
-            None => "Completions; it has no chat template",
+        let chat = match model.has_template {
+            true => "Chat and completions",
+            false => "Completions; it has no chat template",
         };
         rows.push(("Answers", chat.to_owned()));
     }
-    if let Some(embedder) = &app.embedder {
+    if let Some(embedder) = app.models.fixed_embedder() {
         let info = embedder.info();
         let (dimensions, tokens) = (grouped(info.num_dimensions), grouped(info.context_len));
         rows.push(("Embeddings", format!("{}: {dimensions} values, texts of {tokens} tokens", embedder.id)));

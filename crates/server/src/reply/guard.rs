@@ -1,27 +1,30 @@
 //! Guards at the border of the server: prompts are judged before they are charged and submitted, refusals become
 //! errors, and what was blocked is logged with the rule, which clients are not told.
 
-use pellucid_generate::{Finish, Refusal, Summary};
+use pellucid_generate::{Finish, LoadedModel, Refusal, Summary};
 
+use crate::http::body::Admission;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, RETRY_SOON_S};
 use crate::limits::account::Account;
 use crate::limits::client_memory::out_of_memory;
-use crate::limits::tenants::Permit;
 use crate::reply::{Dialect, Spec};
-use crate::state::App;
 
 /// Lets the guards judge the prompts of a request, on threads of theirs.
-pub(crate) async fn judge(app: &App, caller: &Caller, permit: &Permit, mut spec: Spec) -> Result<Spec, ApiError> {
-    if app.model.guards.is_empty() {
+pub(crate) async fn judge(
+    caller: &Caller,
+    admission: &Admission<LoadedModel>,
+    mut spec: Spec,
+) -> Result<Spec, ApiError> {
+    if admission.model.guards.is_empty() {
         return Ok(spec);
     }
-    match app.model.judge_apart(std::mem::take(&mut spec.prompts)).await {
+    match admission.model.judge_apart(std::mem::take(&mut spec.prompts)).await {
         Ok(prompts) => Ok(Spec { prompts, ..spec }),
         Err(refusal) => {
             tracing::warn!(request_id = caller.request_id, tenant = caller.tenant.config.name, "{refusal}");
             let error = error_of(&refusal, spec.dialect);
-            permit.refuse(&error);
+            admission.permit.refuse(&error);
             Err(error)
         }
     }

@@ -22,6 +22,7 @@ use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 use crate::http::error::ApiError;
 use crate::limits::account::Account;
 use crate::metrics::Outcome;
+use crate::models::lease::TextLease;
 use crate::openai::sampling::SamplingFields;
 use crate::openai::shared_fields::Streaming;
 use crate::openai::structured_output;
@@ -118,6 +119,8 @@ pub(crate) struct Reply {
     pub(crate) generation: Generation,
     pub(crate) sampling: Sampling,
     pub(crate) account: Account,
+    /// The model that generates, which stays loaded until the reply is complete.
+    pub(crate) model: TextLease,
 }
 
 impl Reply {

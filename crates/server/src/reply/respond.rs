@@ -2,14 +2,14 @@
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
-use pellucid_generate::{Delta, Generation, GenerationEvent};
+use pellucid_generate::{Delta, Generation, GenerationEvent, LoadedModel};
 
+use crate::http::body::Admission;
 use crate::http::caller::Caller;
 use crate::http::drain::Phase;
 use crate::http::error::ApiError;
 use crate::http::long_text::with_capacity;
 use crate::limits::account::Account;
-use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
 use crate::openai::whole_reply::delta_bytes;
 use crate::reply::form::ReplyForm;
@@ -19,18 +19,24 @@ use crate::reply::{Reply, Spec, guard};
 use crate::state::{App, SharedApp};
 
 /// Charges a request and submits it. All refusals happen here or earlier, before a byte of the reply is sent.
-pub(crate) fn submit(app: &SharedApp, caller: &Caller, mut permit: Permit, spec: Spec) -> Result<Reply, ApiError> {
+pub(crate) fn submit(
+    app: &SharedApp,
+    caller: &Caller,
+    admission: Admission<LoadedModel>,
+    spec: Spec,
+) -> Result<Reply, ApiError> {
+    let Admission { mut permit, model } = admission;
     let reports = spec.logprobs.is_some() || spec.prompts.iter().any(|prompt| prompt.request.trace);
     let charged = permit.hold(spec.held_bytes()).and_then(|()| permit.charge_prompt(spec.num_prompt_tokens(), reports));
     if let Err(error) = charged {
-        app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
+        app.metrics.count(&caller.tenant.config.name, Some(model.index()), Outcome::Limited);
         permit.refuse(&error);
         return Err(error);
     }
-    let mut account = Account::open(app, permit, &caller.request_id, &spec);
+    let mut account = Account::open(app, permit, model.index(), &caller.request_id, &spec);
     let (request, sampling) = spec.into_generation();
-    match Generation::submit(&app.model, request) {
-        Ok(generation) => Ok(Reply { generation, sampling, account }),
+    match Generation::submit(&model, request) {
+        Ok(generation) => Ok(Reply { generation, sampling, account, model }),
         Err(error) => {
             let error = ApiError::from(error);
             let outcome = match error.status {
@@ -54,7 +60,7 @@ pub(crate) fn shutting_down() -> ApiError {
 pub(crate) async fn respond(
     app: SharedApp,
     caller: Caller,
-    permit: Permit,
+    admission: Admission<LoadedModel>,
     spec: Spec,
     form: Box<dyn ReplyForm>,
 ) -> Result<Response<Body>, ApiError> {
@@ -63,8 +69,8 @@ pub(crate) async fn respond(
         tracing::debug!(request_id = caller.request_id, user = app.tenants.current().pseudonym(user), "end user");
     }
     let streaming = spec.streaming;
-    let spec = guard::judge(&app, &caller, &permit, spec).await?;
-    let reply = submit(&app, &caller, permit, spec)?;
+    let spec = guard::judge(&caller, &admission, spec).await?;
+    let reply = submit(&app, &caller, admission, spec)?;
     match streaming {
         Some(streaming) => {
             let writer = form.stream(streaming);
@@ -116,7 +122,7 @@ async fn whole(app: &App, mut reply: Reply, form: &dyn ReplyForm) -> Result<Resp
         }
     }
     let summary = reply.close();
-    let Reply { generation, sampling, account } = reply;
-    drop(generation);
+    let Reply { generation, sampling, account, model } = reply;
+    drop((generation, model));
     parts::response(form.whole(choices, &sampling, &summary), account)
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pellucid_generate::{Delta, Finish, Summary};
+use pellucid_generate::{Delta, Finish, LoadedModel, Summary};
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -150,12 +150,14 @@ pub(super) struct ResponseForm {
     new: Mutex<NewResponse>,
     /// For the texts of log probabilities, if the request asks for them.
     tokenizer: Option<Arc<Tokenizer>>,
+    /// Id of the model.
+    model: String,
 }
 
 impl ResponseForm {
     /// Returns the form of the response to a request. Takes memory for the fields that it repeats.
     pub(super) fn new(
-        app: &SharedApp,
+        (app, model): (&SharedApp, &LoadedModel),
         caller: &Caller,
         repeated: Repeated,
         spec: &Spec,
@@ -178,7 +180,8 @@ impl ResponseForm {
             namespaces,
             stores,
             new: Mutex::new(new),
-            tokenizer: spec.logprobs.map(|_| app.model.tokenizer.clone()),
+            tokenizer: spec.logprobs.map(|_| model.tokenizer.clone()),
+            model: model.id.clone(),
         })
     }
 
@@ -208,7 +211,7 @@ impl ResponseForm {
             Status::Incomplete(reason) => json!({ "reason": reason }),
             _ => Value::Null,
         };
-        let (id, model) = (&self.id, json!(self.app.model.id));
+        let (id, model) = (&self.id, json!(self.model));
         format!(
             "{{\"id\":\"{id}\",\"object\":\"response\",\"created_at\":{},\"status\":\"{}\",\"background\":false,\
              \"error\":{error},\"incomplete_details\":{details},\"model\":{model},\"output\":[",

@@ -16,11 +16,13 @@ use super::request::{Reader, ResponseRequest};
 use super::response::{ResponseForm, ResponseUsage};
 use super::schemas::{CreateResponseRequest, InputTokensRequest};
 use super::store::StoredResponse;
+use crate::http::body::ModelChoice;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::fields::shown;
 use crate::http::routes::{BodyRefusals, Refusals, receive_body};
 use crate::limits::client_memory::HeldMemory;
+use crate::models::lease::TextLease;
 use crate::reply::parts::{self, JsonParts, PIECES_IN_FLIGHT};
 use crate::reply::respond::{json as json_response, respond};
 use crate::state::{App, SharedApp};
@@ -102,17 +104,18 @@ pub(crate) async fn create(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let read = move |value| {
-        let reader = Reader { model: &shared.model, store: &shared.responses, tenant: &tenant };
+    let read = move |value, model: &TextLease| {
+        let reader = Reader { model, store: &shared.responses, tenant: &tenant };
         // The memory of stored items is held until the prompt is encoded.
         let ResponseRequest { chat, paths, repeated, memory: _held } = reader.read(value)?;
-        let spec = chat.spec(&shared.model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
+        let spec = chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
         Ok((spec, repeated, paths))
     };
     let (body, permit) = receive_body(&app, &caller, request, true).await?;
-    let ((spec, repeated, paths), permit) = body.parse_blocking(permit, read).await?;
-    let form = ResponseForm::new(&app, &caller, repeated, &spec).inspect_err(|error| permit.refuse(error))?;
-    respond(app, caller, permit, spec, Box::new(form)).await.map_err(|error| paths.translate(error))
+    let ((spec, repeated, paths), admission) = body.parse_blocking(permit, ModelChoice::of(&app), read).await?;
+    let form = ResponseForm::new((&app, &admission.model), &caller, repeated, &spec);
+    let form = form.inspect_err(|error| admission.permit.refuse(error))?;
+    respond(app, caller, admission, spec, Box::new(form)).await.map_err(|error| paths.translate(error))
 }
 
 /// Count the tokens of a prompt
@@ -124,14 +127,14 @@ pub(crate) async fn input_tokens(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
-    let read = move |value| {
-        let reader = Reader { model: &shared.model, store: &shared.responses, tenant: &tenant };
+    let read = move |value, model: &TextLease| {
+        let reader = Reader { model, store: &shared.responses, tenant: &tenant };
         let (chat, paths, _held) = reader.read_count(value)?;
-        let spec = chat.spec(&shared.model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
+        let spec = chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
         Ok(spec.num_prompt_tokens())
     };
     let (body, permit) = receive_body(&app, &caller, request, false).await?;
-    let (input_tokens, _permit) = body.parse_blocking(permit, read).await?;
+    let (input_tokens, _admission) = body.parse_blocking(permit, ModelChoice::of(&app), read).await?;
     Ok(json_response(json!(InputTokens { object: "response.input_tokens", input_tokens }).to_string()))
 }
 

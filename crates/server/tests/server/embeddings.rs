@@ -162,7 +162,8 @@ fn a_server_does_what_its_models_can() {
     assert_eq!(card["max_model_len"], 128);
     // Each route has its own model.
     let body = json!({ "model": MODEL, "input": "a" }).to_string();
-    assert_eq!(server.post("/v1/embeddings", &body).status, 404);
+    let refused = server.post("/v1/embeddings", &body);
+    assert_eq!((refused.status, &refused.json()["error"]["code"]), (400, &json!("model_not_supported")));
 }
 
 #[test]

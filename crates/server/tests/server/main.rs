@@ -8,6 +8,7 @@ mod dialects;
 mod embeddings;
 mod limits;
 mod metrics;
+mod models;
 mod openapi;
 mod output;
 mod pages;

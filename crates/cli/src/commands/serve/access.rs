@@ -35,6 +35,7 @@ pub(super) fn tenant_configs(keys_file: Option<&Path>, api_key: Option<&str>) ->
             // The person who sets the server's flags is its operator.
             trace: true,
             metrics: true,
+            manage_models: true,
             ..TenantConfig::default()
         });
     }

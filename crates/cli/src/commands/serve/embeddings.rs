@@ -6,6 +6,7 @@ use anyhow::Result;
 use pellucid::LoadedEmbeddings;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_generate::{Guards, LoadedEmbedder};
+use pellucid_server::ServedModel;
 use tracing::info;
 
 use super::{ServeArgs, fingerprint};
@@ -44,13 +45,13 @@ pub(super) fn load(
     names: (String, Vec<String>),
     path: &Path,
     hub: &Hub,
-) -> Result<(LoadedEmbedder, String)> {
+) -> Result<(ServedModel, String)> {
     let builder = args.compute.builder(path, hub)?.max_waiting(args.max_waiting);
     finish(args, names, path, args.compute.load_embeddings(builder, args.pooling.pooling)?)
 }
 
 /// Opens the model of `--embedding-model`.
-pub(super) fn load_second(args: &ServeArgs, name: &str, hub: &Hub) -> Result<LoadedEmbedder> {
+pub(super) fn load_second(args: &ServeArgs, name: &str, hub: &Hub) -> Result<ServedModel> {
     let path = hub.resolve(Some(name))?;
     let names = (fingerprint::model_name(Some(name), &path), Vec::new());
     let loaded = args.compute.load_second(&path, args.pooling.pooling, args.max_waiting, hub)?;
@@ -63,11 +64,18 @@ fn finish(
     (id, aliases): (String, Vec<String>),
     path: &Path,
     loaded: LoadedEmbeddings,
-) -> Result<(LoadedEmbedder, String)> {
+) -> Result<(ServedModel, String)> {
     let context_len = loaded.model.info().context_len;
     let fingerprint =
         fingerprint::fingerprint(path, &loaded.files, context_len, &loaded.device, &args.compute, [None; 2])?;
     let model = LoadedEmbedder { id, aliases, fingerprint, ..loaded.model };
+    log(&model, &loaded.device, loaded.weight_bytes);
+    let device = loaded.device;
+    Ok((ServedModel { memory_bytes: loaded.weight_bytes, device: device.clone(), ..model.into() }, device))
+}
+
+/// Logs what a loaded model is.
+pub(super) fn log(model: &LoadedEmbedder, device: &str, weight_bytes: u64) {
     let info = model.info();
     info!(
         model = model.id,
@@ -76,15 +84,8 @@ fn finish(
         context = info.context_len,
         dimensions = info.num_dimensions,
         pooling = info.pooling.name(),
-        device = loaded.device,
+        device,
         "loaded a model that computes vectors; its weights take {}",
-        bytes_text(loaded.weight_bytes)
+        bytes_text(weight_bytes)
     );
-    Ok((model, loaded.device))
-}
-
-/// Returns a command line that asks the server for a vector.
-pub(super) fn curl_text(url: &str, model: &LoadedEmbedder, has_keys: bool) -> String {
-    let id = serde_json::Value::from(model.id.as_str());
-    super::curl(url, "embeddings", &format!(r#"{{"model": {id}, "input": "Hello"}}"#), has_keys)
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pellucid_engine::Overcommit;
-use pellucid_server::{ForwardedHeader, Limits, Network, Proxies};
+use pellucid_server::{ForwardedHeader, KeepAlive, Limits, Network, Proxies};
 
 use super::DEFAULT_HOST;
 use crate::commands::embed::PoolingArgs;
@@ -29,10 +29,14 @@ use crate::terminal::log::LogFormat;
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ServeArgs {
-    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model
+    /// Path of a GGUF file or Hugging Face folder, or name of a pulled model;
+    /// may be given again, or be a folder of models: requests choose by name
     /// [default: qwen2.5-coder-1.5b, 1.1 GB, downloaded on first use]
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
-    pub(super) model: Option<String>,
+    pub(super) model: Vec<String>,
+
+    #[command(flatten)]
+    pub(super) several: SeveralArgs,
 
     /// Name of the model in requests [default: that of --model]
     #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
@@ -131,6 +135,36 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(super) compute: ComputeArgs,
+}
+
+/// Bounds on the models that are loaded at the same time. A single model is loaded as long as the server runs, unless one
+/// of these flags is given.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Several models")]
+pub(crate) struct SeveralArgs {
+    /// Maximum memory of all loaded models: weights, keys and values, and
+    /// steps. The least recently used is unloaded when another is needed
+    /// [default: 4/5 of the free memory]
+    #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = byte_size::parse)]
+    pub(super) max_memory: Option<u64>,
+
+    /// Maximum number of loaded models
+    /// [default: as many as fit]
+    #[arg(long, verbatim_doc_comment, value_name = "N", value_parser = number(1, 65_536))]
+    pub(super) max_models: Option<usize>,
+
+    /// Time that an unused model stays loaded, such as 5m; 0 unloads it
+    /// after its last request
+    /// [default: until its memory is needed]
+    #[arg(long, verbatim_doc_comment, value_name = "TIME", allow_hyphen_values = true)]
+    pub(super) keep_alive: Option<KeepAlive>,
+}
+
+impl SeveralArgs {
+    /// Whether a flag is given.
+    pub(super) fn is_given(&self) -> bool {
+        self.max_memory.is_some() || self.max_models.is_some() || self.keep_alive.is_some()
+    }
 }
 
 #[derive(Debug, clap::Args)]

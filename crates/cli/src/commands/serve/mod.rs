@@ -5,17 +5,19 @@ mod access;
 mod embeddings;
 mod fingerprint;
 mod flags;
+mod on_demand;
 mod reload;
+mod several;
 
 use std::net::{IpAddr, TcpListener};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use pellucid::Loaded;
+use pellucid::{Loaded, ModelInfo};
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Fallback, GivenOptions, OPTIONS, SamplingDefaults, SamplingOption, SamplingParams};
-use pellucid_server::{Drain, Ended, LogLosses, Options, ServedModels, SharedTenants, Tenants};
+use pellucid_server::{Drain, Ended, LogLosses, Options, Purpose, ServedModel, ServedModels, SharedTenants, Tenants};
 use tracing::{info, warn};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -42,21 +44,14 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     args.speculation.check_for_server()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
-    let path = hub.resolve(args.model.as_deref())?;
+    let several = several::models(args, hub)?;
+    let path = if several.is_none() { hub.resolve(args.model.first().map(String::as_str))? } else { PathBuf::new() };
     let guards = args.guard.open(&args.compute, hub)?;
     guards.notes.iter().for_each(|note| info!("{note}"));
-    let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(args.model.as_deref(), &path));
-    let names = (id.clone(), fingerprint::aliases(&id, &args.alias));
-    let (models, device) = if embeddings::is_embedding_model(args, &path)? {
-        embeddings::refuse_flags_for_text(args, template.as_deref(), &guards.guards)?;
-        let (model, device) = embeddings::load(args, names, &path, hub)?;
-        (ServedModels::Embedder(model), device)
-    } else {
-        let (model, device) = load_generator(args, names, &path, (&tenants, hub), (template, guards))?;
-        match &args.embedding_model {
-            None => (ServedModels::Generator(model), device),
-            Some(name) => (ServedModels::Both(model, embeddings::load_second(args, name, hub)?), device),
-        }
+    let tenants = SharedTenants::from(tenants);
+    let (models, device) = match several {
+        Some(several) => several::plan(args, several, guards, &tenants, hub)?,
+        None => load_one(args, &path, (&tenants, hub), (template, guards))?,
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
@@ -64,18 +59,12 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let drain = Drain::default();
     let asked = drain.clone();
     interrupt.on_signal(move || asked.signal());
-    let tenants = SharedTenants::from(tenants);
     reload::start(args, &tenants, tls.as_ref(), interrupt);
     // After the handlers of signals: a supervisor may send one as soon as it reads this line.
     info!(url = format!("{scheme}://{address}"), keys = tenants.has_keys(), "listening");
     let url = format!("{scheme}://{address}");
-    match &models {
-        ServedModels::Generator(model) | ServedModels::Both(model, _) => {
-            info!("try: {}", curl_text(&url, model, tenants.has_keys()));
-        }
-        ServedModels::Embedder(model) => {
-            info!("try: {}", embeddings::curl_text(&url, model, tenants.has_keys()));
-        }
+    if let Some(model) = models.models.first() {
+        info!("try: {}", curl_text(&url, model, tenants.has_keys()));
     }
     let options = Options {
         limits: args.limits(),
@@ -100,14 +89,37 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     }
 }
 
+/// Opens the only model, or the only one and that of `--embedding-model`. They are loaded as long as the server runs.
+fn load_one(
+    args: &ServeArgs,
+    path: &Path,
+    (tenants, hub): (&SharedTenants, &Hub),
+    (template, guards): (Option<String>, OpenGuards),
+) -> Result<(ServedModels, String)> {
+    let given = args.model.first().map(String::as_str);
+    let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(given, path));
+    let names = (id.clone(), fingerprint::aliases(&id, &args.alias));
+    if embeddings::is_embedding_model(args, path)? {
+        embeddings::refuse_flags_for_text(args, template.as_deref(), &guards.guards)?;
+        let (model, device) = embeddings::load(args, names, path, hub)?;
+        return Ok((ServedModels::new(vec![model]), device));
+    }
+    let (model, device) = load_generator(args, names, path, (tenants, hub), (template, guards))?;
+    let mut models = vec![model];
+    if let Some(name) = &args.embedding_model {
+        models.push(embeddings::load_second(args, name, hub)?);
+    }
+    Ok((ServedModels::new(models), device))
+}
+
 /// Opens the model that generates text, and logs what it is. Returns it with its device in words.
 fn load_generator(
     args: &ServeArgs,
     (id, aliases): (String, Vec<String>),
     path: &Path,
-    (tenants, hub): (&Tenants, &Hub),
+    (tenants, hub): (&SharedTenants, &Hub),
     (template, guards): (Option<String>, OpenGuards),
-) -> Result<(LoadedModel, String)> {
+) -> Result<(ServedModel, String)> {
     let loaded = load(args, path, tenants, hub, template.clone())?;
     let (files, device) = (&loaded.info.files, &loaded.info.device);
     let context_len = loaded.model.context_len;
@@ -115,18 +127,31 @@ fn load_generator(
     let fingerprint = fingerprint::fingerprint(path, files, context_len, device, &args.compute, settings)?;
     let sampling = args.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone()).or_usage()?;
     let model = LoadedModel { id, aliases, fingerprint, sampling, guards: guards.guards, ..loaded.model };
+    log_generator(&model, &loaded.info, args.max_sequences, args.max_waiting);
+    let device = loaded.info.device.clone();
+    Ok((ServedModel { memory_bytes: reserved_bytes(&loaded.info), device: device.clone(), ..model.into() }, device))
+}
+
+/// Returns the bytes of weights, keys, values and steps.
+fn reserved_bytes(info: &ModelInfo) -> u64 {
+    let draft_bytes = info.draft.as_ref().map_or(0, |draft| draft.weight_bytes);
+    info.kv_memory.bytes() + info.weight_bytes + draft_bytes + info.scratch_bytes
+}
+
+/// Logs what a loaded model is, and what it takes.
+fn log_generator(model: &LoadedModel, loaded: &ModelInfo, max_sequences: usize, max_waiting: usize) {
     info!(
         model = model.id,
         aliases = (!model.aliases.is_empty()).then(|| model.aliases.join(", ")),
         fingerprint = model.fingerprint,
         context = model.context_len,
         chat = model.template.is_some(),
-        device = loaded.info.device,
+        device = loaded.device,
         "loaded"
     );
     info!("{}", sampling_text(&model.sampling));
-    if !loaded.info.speculation.is_off() {
-        info!("speculation: {}", drafters_text(&loaded.info.speculation));
+    if !loaded.speculation.is_off() {
+        info!("speculation: {}", drafters_text(&loaded.speculation));
     }
     if model.template.is_some() {
         info!("format of tool calls: {}", model.calling().description());
@@ -134,13 +159,8 @@ fn load_generator(
     if let Some(error) = &model.template_error {
         warn!("{error}; chat requests are rejected");
     }
-    info!(sequences = args.max_sequences, waiting = args.max_waiting, "{}", memory_text(&loaded.info));
-    let draft_bytes = loaded.info.draft.as_ref().map_or(0, |draft| draft.weight_bytes);
-    info!(
-        "memory: {} reserved for weights, keys, values and steps",
-        bytes_text(loaded.info.kv_memory.bytes() + loaded.info.weight_bytes + draft_bytes + loaded.info.scratch_bytes)
-    );
-    Ok((model, loaded.info.device))
+    info!(sequences = max_sequences, waiting = max_waiting, "{}", memory_text(loaded));
+    info!("memory: {} reserved for weights, keys, values and steps", bytes_text(reserved_bytes(loaded)));
 }
 
 /// Logs the memory that the program uses now, and that clients may make it use.
@@ -166,11 +186,12 @@ fn sampling_text(defaults: &SamplingDefaults) -> String {
     format!("sampling defaults: {}", shown.collect::<Vec<_>>().join(", "))
 }
 
-/// Returns a command line that asks the server a question.
-fn curl_text(url: &str, model: &LoadedModel, has_keys: bool) -> String {
-    let (path, body) = match model.template {
-        Some(_) => ("chat/completions", r#""messages": [{"role": "user", "content": "Hello"}]"#),
-        None => ("completions", r#""prompt": "Once upon a time""#),
+/// Returns a command line that asks the server a question, or for a vector.
+fn curl_text(url: &str, model: &ServedModel, has_keys: bool) -> String {
+    let (path, body) = match (model.purpose, model.has_template) {
+        (Purpose::Text, true) => ("chat/completions", r#""messages": [{"role": "user", "content": "Hello"}]"#),
+        (Purpose::Text, false) => ("completions", r#""prompt": "Once upon a time""#),
+        (Purpose::Vectors, _) => ("embeddings", r#""input": "Hello""#),
     };
     let id = serde_json::Value::from(model.id.as_str());
     curl(url, path, &format!("{{\"model\": {id}, {body}}}"), has_keys)
@@ -195,7 +216,7 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
     )
 }
 
-fn load(args: &ServeArgs, path: &Path, tenants: &Tenants, hub: &Hub, template: Option<String>) -> Result<Loaded> {
+fn load(args: &ServeArgs, path: &Path, tenants: &SharedTenants, hub: &Hub, template: Option<String>) -> Result<Loaded> {
     let mut builder = (args.compute.builder(path, hub)?)
         .max_sequences(args.max_sequences)
         .max_waiting(args.max_waiting)

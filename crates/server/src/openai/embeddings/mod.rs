@@ -3,8 +3,6 @@
 mod base64;
 pub(crate) mod rerank;
 
-use std::sync::Arc;
-
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
@@ -16,6 +14,7 @@ use utoipa::ToSchema;
 
 use super::openapi::schemas;
 use super::shared_fields::unknown_model;
+use crate::http::body::Admission;
 use crate::http::caller::Caller;
 use crate::http::drain::Phase;
 use crate::http::error::ApiError;
@@ -23,12 +22,12 @@ use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
 use crate::limits::account::Account;
-use crate::limits::tenants::Permit;
 use crate::metrics::Outcome;
+use crate::models::lease::VectorLease;
 use crate::openai::conversation::prompt_error;
 use crate::reply::parts::{self, JsonParts, PIECES_IN_FLIGHT};
 use crate::reply::respond::shutting_down;
-use crate::state::{App, SharedApp};
+use crate::state::SharedApp;
 
 /// Maximum texts of one request.
 pub(crate) const MAX_TEXTS: usize = 2048;
@@ -250,11 +249,6 @@ pub(crate) fn check_length(
     }
 }
 
-/// Returns the model that computes vectors. The router refuses routes that need it on a server without one.
-pub(crate) fn embedder(app: &App) -> Result<Arc<LoadedEmbedder>, ApiError> {
-    app.embedder.clone().ok_or_else(ApiError::internal)
-}
-
 /// Compute vectors of texts
 ///
 /// A vector depends on its text alone, to the bit: not on the other texts, other requests or threads.
@@ -266,18 +260,14 @@ pub(crate) async fn embeddings(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let model = embedder(&app)?;
-    let read = {
-        let model = model.clone();
-        move |value| EmbeddingRequest::read(value)?.job(&model)
-    };
-    let (job, permit) = read_body(&app, &caller, request, true, read).await?;
+    let read = |value, model: &VectorLease| EmbeddingRequest::read(value)?.job(model);
+    let (job, admission) = read_body(&app, &caller, request, true, read).await?;
     if let Some(user) = &job.user {
         tracing::debug!(request_id = caller.request_id, user = app.tenants.current().pseudonym(user), "end user");
     }
     let EmbeddingJob { inputs, num_dimensions, normalize, format, .. } = job;
     let num_tokens = inputs.iter().map(|input| input.ids.len()).sum();
-    let (found, account) = compute(&app, &caller, permit, inputs).await?;
+    let Computed { found, account, model } = compute(&app, &caller, admission, inputs).await?;
     let mut parts = JsonParts::default();
     parts.literal("{\"object\":\"list\",\"data\":[");
     for (index, values) in found.vectors().enumerate() {
@@ -306,25 +296,32 @@ pub(crate) async fn embeddings(
     parts::response(parts, account)
 }
 
-/// Charges a request, computes its vectors and closes its account, which the reply keeps until it is written.
+/// Vectors, the account of their request, which the reply keeps until it is written, and the model.
+pub(crate) struct Computed {
+    pub(crate) found: Embeddings,
+    pub(crate) account: Account,
+    pub(crate) model: VectorLease,
+}
+
+/// Charges a request, computes its vectors and closes its account.
 pub(crate) async fn compute(
     app: &SharedApp,
     caller: &Caller,
-    mut permit: Permit,
+    admission: Admission<LoadedEmbedder>,
     inputs: Vec<EmbeddingInput>,
-) -> Result<(Embeddings, Account), ApiError> {
-    let model = embedder(app)?;
+) -> Result<Computed, ApiError> {
+    let Admission { mut permit, model } = admission;
     let num_tokens = inputs.iter().map(|input| input.ids.len()).sum();
     // Values twice: as the model returns them, and as they are written.
     let held = inputs.len() * model.info().num_dimensions * 2 * size_of::<f32>() + num_tokens * size_of::<u32>();
     let charged = permit.hold(held + PIECES_IN_FLIGHT).and_then(|()| permit.charge_prompt(num_tokens, false));
     if let Err(error) = charged {
-        app.metrics.count(&caller.tenant.config.name, Outcome::Limited);
+        app.metrics.count(&caller.tenant.config.name, Some(model.index()), Outcome::Limited);
         permit.refuse(&error);
         return Err(error);
     }
     let tenant = permit.tenant.id;
-    let mut account = Account::open_for_vectors(app, permit, &caller.request_id, num_tokens);
+    let mut account = Account::open_for_vectors(app, permit, model.index(), &caller.request_id, num_tokens);
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let ticket = match model.handle.submit(tenant, inputs, move |result| _ = sender.send(result)) {
         Ok(ticket) => ticket,
@@ -354,7 +351,7 @@ pub(crate) async fn compute(
     match result {
         Ok(found) if found.values.iter().all(|value| value.is_finite()) => {
             account.close_for_vectors(Outcome::Completed, Some(&found));
-            Ok((found, account))
+            Ok(Computed { found, account, model })
         }
         Ok(_) => {
             tracing::error!(request_id = caller.request_id, "the model computed values that are not finite");

@@ -12,12 +12,13 @@ use pellucid_generate::{LoadedEmbedder, cosine};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::{MAX_TEXTS, Text};
+use super::{Computed, MAX_TEXTS, Text};
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
+use crate::models::lease::VectorLease;
 use crate::openai::conversation::prompt_error;
 use crate::openai::{embeddings, openapi::schemas};
 use crate::random;
@@ -170,15 +171,11 @@ pub(crate) async fn rerank(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let model = embeddings::embedder(&app)?;
-    let read = {
-        let model = model.clone();
-        move |value| RerankRequest::read(value)?.job(&model)
-    };
-    let (job, permit) = read_body(&app, &caller, request, true, read).await?;
+    let read = |value, model: &VectorLease| RerankRequest::read(value)?.job(model);
+    let (job, admission) = read_body(&app, &caller, request, true, read).await?;
     let RerankJob { inputs, mut documents, num_results } = job;
     let num_tokens = inputs.iter().map(|input| input.ids.len()).sum();
-    let (found, account) = embeddings::compute(&app, &caller, permit, inputs).await?;
+    let Computed { found, account, model } = embeddings::compute(&app, &caller, admission, inputs).await?;
     let mut vectors = found.vectors();
     let (scoring, scores): (&str, Vec<f32>) = if model.info().scores_pairs {
         ("classifier", vectors.map(|score| score[0]).collect())

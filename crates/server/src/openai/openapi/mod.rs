@@ -20,6 +20,7 @@ use super::completions::{CompletionFields, CompletionRequest};
 use super::conversation::Conversation;
 use super::shared_fields::SharedFields;
 use crate::http::error::ApiError;
+use crate::models::{Purpose, ServedModel};
 use crate::state::App;
 use schemas::TOKEN_ID;
 
@@ -90,7 +91,7 @@ fn example(name: &str, model: &str) -> Option<Value> {
         "InfillRequest" => json!({ "input_prefix": "The sky", "input_suffix": "blue.", "n_predict": 16 }),
         "OllamaChatRequest" => json!({ "model": model, "messages": messages, "stream": false }),
         "OllamaGenerateRequest" => json!({ "model": model, "prompt": "Why is the sky blue?", "stream": false }),
-        "OllamaShowRequest" => json!({ "model": model }),
+        "OllamaShowRequest" | "ModelRequest" => json!({ "model": model }),
         "CreateResponseRequest" => json!({ "model": model, "input": "Why is the sky blue?", "max_output_tokens": 16 }),
         "InputTokensRequest" => json!({ "model": model, "input": "Why is the sky blue?" }),
         "CountTokensRequest" => json!({ "model": model, "messages": messages }),
@@ -107,7 +108,8 @@ fn example(name: &str, model: &str) -> Option<Value> {
 }
 
 /// Schemas of requests and their parts. Unknown fields are refused unless they are null.
-const STRICT: [&str; 19] = [
+const STRICT: [&str; 20] = [
+    "ModelRequest",
     "OllamaEmbedRequest",
     "EmbeddingRequest",
     "RerankRequest",
@@ -132,8 +134,19 @@ const STRICT: [&str; 19] = [
 /// Routes for which a server needs a model that computes vectors.
 const EMBEDDER_ROUTES: [&str; 3] = ["/v1/embeddings", "/v1/rerank", "/api/embed"];
 /// Routes that serve every kind of model. All others need a model that generates text.
-const COMMON_ROUTES: [&str; 9] =
-    ["/", "/docs", "/openapi.json", "/health", "/ready", "/metrics", "/models", "/v1/models", "/v1/models/{id}"];
+const COMMON_ROUTES: [&str; 11] = [
+    "/",
+    "/docs",
+    "/openapi.json",
+    "/health",
+    "/ready",
+    "/metrics",
+    "/models",
+    "/models/load",
+    "/models/unload",
+    "/v1/models",
+    "/v1/models/{id}",
+];
 
 /// Refuses a route that none of the server's models can serve.
 pub(crate) fn check_purpose(app: &App, route: &str) -> Result<(), ApiError> {
@@ -144,10 +157,12 @@ pub(crate) fn check_purpose(app: &App, route: &str) -> Result<(), ApiError> {
     if COMMON_ROUTES.contains(&route) {
         return Ok(());
     }
-    let (generator, embedder) = (app.model.get(), &app.embedder);
-    match (generator, embedder, EMBEDDER_ROUTES.contains(&route)) {
-        (Some(model), None, true) => refused(&model.id, "generates text", "computes embeddings"),
-        (None, Some(model), false) => refused(&model.id, "computes embeddings", "generates text"),
+    let wanted = if EMBEDDER_ROUTES.contains(&route) { Purpose::Vectors } else { Purpose::Text };
+    let models = app.models.entries();
+    match models.first() {
+        Some(first) if models.iter().all(|model| model.purpose != wanted) => {
+            refused(&first.id, first.purpose.does(), wanted.does())
+        }
         _ => Ok(()),
     }
 }
@@ -155,8 +170,7 @@ pub(crate) fn check_purpose(app: &App, route: &str) -> Result<(), ApiError> {
 /// Returns the document for clients. Without `names_models`, it holds nothing that depends on the served models, except
 /// that routes are left out which none of them can serve.
 pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models: bool) -> Value {
-    let model = app.model.get().filter(|_| names_models);
-    let embedder = app.embedder.as_deref().filter(|_| names_models);
+    let model = app.models.fixed_text().filter(|_| names_models).map(|model| &**model);
     api.paths.paths.retain(|path, _| check_purpose(app, path).is_ok());
     api.info = InfoBuilder::new()
         .title("Pellucid")
@@ -183,14 +197,18 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models
         // A model may have more logits than its tokenizer has tokens; only tokens can be decoded.
         let has_text = name == "DetokenizeRequest";
         let vocab_size = |model: &LoadedModel| if has_text { model.tokenizer.vocab_size() } else { model.vocab_size };
-        let of_embedder = embedder.map(|embedder| embedder.info().vocab_size);
-        let vocab_size = if EMBEDDER_REQUESTS.contains(&name) { of_embedder } else { model.map(vocab_size) };
-        fit_ids(schema, vocab_size.unwrap_or(MAX_VOCAB_SIZE));
         let is_of_embedder = EMBEDDER_REQUESTS.contains(&name);
-        let names: Vec<&str> = match is_of_embedder {
-            true => embedder.into_iter().flat_map(|embedder| embedder.names()).collect(),
-            false => model.into_iter().flat_map(|model| model.names()).collect(),
+        let purpose = if is_of_embedder { Purpose::Vectors } else { Purpose::Text };
+        let vocab_size = match is_of_embedder {
+            true => app.models.fixed_embedder().filter(|_| names_models).map(|model| model.info().vocab_size),
+            false => model.map(vocab_size),
         };
+        fit_ids(schema, vocab_size.unwrap_or(MAX_VOCAB_SIZE));
+        // A key may not know all of several models.
+        let may_name = names_models && (!has_keys || app.models.entries().len() == 1);
+        let is_named = |model: &&ServedModel| may_name && (model.purpose == purpose || name == "ModelRequest");
+        let of_purpose = app.models.entries().iter().filter(is_named);
+        let names: Vec<&str> = of_purpose.flat_map(|model| model.names()).collect();
         let id = names.first().copied().unwrap_or("MODEL").to_owned();
         if let (false, Some(Value::Object(property))) = (names.is_empty(), schema.pointer_mut("/properties/model")) {
             let may_be_null = property.get("type").is_some_and(Value::is_array);

@@ -116,9 +116,9 @@ impl<'a> Dialogue<'a> {
             return Err(ApiError::too_many("too_many_messages", message, 1));
         }
         self.caller.charge_message(self.app)?;
-        let (app, sampling) = (self.app.clone(), self.reply.sampling.clone());
+        let (model, sampling) = (self.reply.model.clone(), self.reply.sampling.clone());
         let body = ReadBody::of_message(message.bytes, message.memory);
-        let work = move |value| ControlMessage::read(value, &sampling, &app.model);
+        let work = move |value| ControlMessage::read(value, &sampling, &model);
         Ok(Box::pin(body.parse_apart(self.caller.tenant.clone(), work)))
     }
 

@@ -22,6 +22,7 @@ use axum::extract::State;
 use axum::http::{Request, Response};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use pellucid_generate::LoadedModel;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
@@ -29,14 +30,14 @@ use self::assembler::Assembler;
 use self::close_reason::CloseReason;
 use self::dialogue::{Dialogue, MAX_CONTROL_MESSAGE};
 use self::socket::{Socket, SocketTimes};
-use crate::http::body::ReadBody;
+use crate::http::body::{Admission, ModelChoice, ReadBody};
 use crate::http::caller::{self, Caller};
 use crate::http::drain::Phase;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::json::Json;
 use crate::http::listen::Connection;
 use crate::http::routes::Refusals;
-use crate::limits::tenants::Permit;
+use crate::models::lease::TextLease;
 use crate::openai::chat::ChatRequest;
 use crate::openai::reply_json::{ChunkWriter, Envelope};
 use crate::openai::shared_fields::Streaming;
@@ -111,7 +112,7 @@ async fn converse<S>(socket: &mut Socket<S>, app: &SharedApp, caller: &Caller) -
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
-    let ((spec, streaming), permit) = tokio::select! {
+    let ((spec, streaming), admission) = tokio::select! {
         biased;
         request = read_request(socket, app, caller) => request?,
         () = app.drain.reached(Phase::Draining) => return Err(caller::draining().into()),
@@ -119,12 +120,12 @@ where
     // Reading the request may have ended at the same time as the server began to drain.
     if app.drain.phase() != Phase::Serving {
         let error = caller::draining();
-        permit.refuse(&error);
+        admission.permit.refuse(&error);
         return Err(error.into());
     }
-    let spec = socket.during(guard::judge(app, caller, &permit, spec)).await??;
-    let envelope = Envelope::of(&spec, &app.model);
-    let reply = submit(app, caller, permit, spec)?;
+    let spec = socket.during(guard::judge(caller, &admission, spec)).await??;
+    let envelope = Envelope::of(&spec, &admission.model);
+    let reply = submit(app, caller, admission, spec)?;
     Dialogue::new(app, caller, reply, ChunkWriter::new(envelope, streaming)).run(socket).await
 }
 
@@ -133,7 +134,7 @@ async fn read_request<S>(
     socket: &mut Socket<S>,
     app: &SharedApp,
     caller: &Caller,
-) -> Result<((Spec, Streaming), Permit), CloseReason>
+) -> Result<((Spec, Streaming), Admission<LoadedModel>), CloseReason>
 where
     S: AsyncRead + AsyncWrite + Unpin,
 {
@@ -147,19 +148,20 @@ where
         }
     })?;
     socket.set_max_message(MAX_CONTROL_MESSAGE);
+    let choice = ModelChoice::of(app);
     let (app, caller) = (app.clone(), caller.clone());
-    let work = move |mut value| {
+    let work = move |mut value, model: &TextLease| {
         if let Json::Object(entries) = &mut value
             && !entries.iter().any(|(name, _)| name == "stream")
         {
             entries.push(("stream".into(), Json::Bool(true)));
         }
-        let request = ChatRequest::read(value, &app.model)?;
+        let request = ChatRequest::read(value, model)?;
         let Some(streaming) = request.shared.streaming() else {
             return Err(ApiError::field("stream", "a WebSocket always streams: leave stream out or set it to true"));
         };
-        Ok((request.spec(&app.model, &app.limits, &caller.tenant)?, streaming))
+        Ok((request.spec(model, &app.limits, &caller.tenant)?, streaming))
     };
-    let parsing = ReadBody::of_message(message.bytes, message.memory).parse(permit, work);
+    let parsing = ReadBody::of_message(message.bytes, message.memory).parse(permit, choice, work);
     Ok(socket.during(parsing).await??)
 }

@@ -14,7 +14,7 @@ pub(super) struct FaultyModel {
 }
 
 /// How the steps of a [`FaultyModel`] misbehave.
-pub(super) struct Faults {
+pub struct Faults {
     pub(super) delay_ms: AtomicU64,
     /// Logits of this and later positions are NaN.
     pub(super) nan_from: AtomicU32,
@@ -23,6 +23,18 @@ pub(super) struct Faults {
     /// While true, steps wait.
     pub(super) is_held: Mutex<bool>,
     pub(super) released: Condvar,
+}
+
+impl Default for Faults {
+    fn default() -> Faults {
+        Faults {
+            delay_ms: AtomicU64::new(0),
+            nan_from: AtomicU32::new(u32::MAX),
+            failure: AtomicU32::new(0),
+            is_held: Mutex::new(false),
+            released: Condvar::new(),
+        }
+    }
 }
 
 /// Errors that steps can be made to return.

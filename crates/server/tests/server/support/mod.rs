@@ -10,13 +10,13 @@ pub mod stream;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use faulty_model::{Faults, FaultyModel};
-pub use faulty_model::{LOST_DEVICE, NO_MEMORY};
+use faulty_model::FaultyModel;
+pub use faulty_model::{Faults, LOST_DEVICE, NO_MEMORY};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_cpu::Isa;
 use pellucid_engine::{Drafter, Engine, EngineHandle, EngineOptions, Overcommit, SpeculationOptions};
@@ -85,30 +85,30 @@ impl Default for Setup {
     }
 }
 
-pub struct Server {
-    pub address: SocketAddr,
-    pub drain: Drain,
-    pub tenants: SharedTenants,
-    faults: Arc<Faults>,
-    thread: Option<JoinHandle<Ended>>,
-    _folder: tempfile::TempDir,
-}
-
-pub fn tenant(name: &str, key: &str) -> TenantConfig {
-    TenantConfig { name: name.into(), keys: vec![key.into()], ..TenantConfig::default() }
-}
-
-fn some_day() -> DateTime {
-    DateTime { year: 2026, month: 11, day: 15, hour: 6, minute: 0, second: 0 }
-}
-
-impl Server {
-    pub fn start() -> Server {
-        Server::with(Setup::default())
+impl Setup {
+    /// Returns the tenants, or one for everybody.
+    pub fn shared_tenants(&mut self) -> SharedTenants {
+        let tenants = std::mem::take(&mut self.tenants);
+        SharedTenants::from(if tenants.is_empty() { Tenants::open() } else { Tenants::new(tenants).unwrap() })
     }
 
-    pub fn with(setup: Setup) -> Server {
-        let folder = tempfile::tempdir().unwrap();
+    /// Returns the options of the server.
+    pub fn options(&self, tenants: &SharedTenants) -> Options {
+        Options {
+            limits: self.limits.clone(),
+            tenants: tenants.clone(),
+            proxies: self.proxies.clone(),
+            cors_origins: self.cors_origins.clone(),
+            loopback_hosts_only: self.loopback_hosts_only,
+            vllm_metrics: true,
+            device: "a device for tests".into(),
+            log_losses: Arc::default(),
+        }
+    }
+
+    /// Loads the tiny model.
+    pub fn load(self, tenants: &SharedTenants, faults: Arc<Faults>) -> LoadedModel {
+        let (setup, folder) = (self, tempfile::tempdir().unwrap());
         let (template, context_len) = (setup.has_template.then_some(setup.template), setup.context_len);
         let model = TinyModel { template, context_len: Some(context_len), ..setup.tiny };
         model.write(folder.path()).unwrap();
@@ -118,14 +118,7 @@ impl Server {
         let backend = cpu(Isa::best(), 1).unwrap();
         let options = LoadOptions { context_len: Some(context_len) };
         let model = Decoder::load(&checkpoint, backend.clone(), options, &mut |_, _| ()).unwrap();
-        let faults = Arc::new(Faults {
-            delay_ms: AtomicU64::new(0),
-            nan_from: AtomicU32::new(u32::MAX),
-            failure: AtomicU32::new(0),
-            is_held: Mutex::new(false),
-            released: Condvar::new(),
-        });
-        let model = FaultyModel { model, faults: faults.clone() };
+        let model = FaultyModel { model, faults };
         let vocab_size = model.config().vocab_size;
         let options = EngineOptions {
             num_blocks: context_len / BLOCK_LEN * setup.max_sequences,
@@ -138,18 +131,15 @@ impl Server {
             overcommit: Overcommit::Unbounded { growth: 2 * BLOCK_LEN },
             secret: [7; 32],
         };
-        let tenants = if setup.tenants.is_empty() { Tenants::open() } else { Tenants::new(setup.tenants).unwrap() };
-        let quotas: Vec<_> = tenants.kv_quotas().collect();
-        let tenants = SharedTenants::from(tenants);
         let mut engine = Engine::new(Box::new(model), backend, options).unwrap();
         // Without a length, the engine would choose one by the time that steps take.
         engine.set_speculation(SpeculationOptions { fixed_draft_len: Some(8), ..SpeculationOptions::OFF });
         setup.drafter.into_iter().for_each(|drafter| engine.add_drafter(drafter));
-        for (tenant, tokens) in quotas {
+        for (tenant, tokens) in tenants.kv_quotas() {
             let blocks = engine.cache().blocks_for(tokens as usize);
             engine.cache_mut().set_quota(tenant, blocks);
         }
-        let model = LoadedModel {
+        LoadedModel {
             id: setup.model_id.into(),
             aliases: setup.aliases,
             fingerprint: "pellucid-test".into(),
@@ -167,29 +157,54 @@ impl Server {
             calling: Default::default(),
             engine: EngineHandle::start(engine),
             now: some_day,
+        }
+    }
+}
+
+pub struct Server {
+    pub address: SocketAddr,
+    pub drain: Drain,
+    pub tenants: SharedTenants,
+    faults: Arc<Faults>,
+    thread: Option<JoinHandle<Ended>>,
+}
+
+pub fn tenant(name: &str, key: &str) -> TenantConfig {
+    TenantConfig { name: name.into(), keys: vec![key.into()], ..TenantConfig::default() }
+}
+
+fn some_day() -> DateTime {
+    DateTime { year: 2026, month: 11, day: 15, hour: 6, minute: 0, second: 0 }
+}
+
+impl Server {
+    pub fn start() -> Server {
+        Server::with(Setup::default())
+    }
+
+    pub fn with(mut setup: Setup) -> Server {
+        let tenants = setup.shared_tenants();
+        let faults = Arc::<Faults>::default();
+        let (max_waiting, purpose) = (setup.max_waiting, setup.purpose);
+        let options = setup.options(&tenants);
+        let model = || setup.load(&tenants, faults.clone());
+        let models = match purpose {
+            Purpose::Text => ServedModels::from(model()),
+            Purpose::Vectors => ServedModels::from(embedder::load(max_waiting)),
+            Purpose::Both => ServedModels::new(vec![model().into(), embedder::load(max_waiting).into()]),
         };
-        let models = match setup.purpose {
-            Purpose::Text => ServedModels::Generator(model),
-            Purpose::Vectors => ServedModels::Embedder(embedder::load(setup.max_waiting)),
-            Purpose::Both => ServedModels::Both(model, embedder::load(setup.max_waiting)),
-        };
+        Server::run(models, options, tenants, faults)
+    }
+
+    /// Starts a server with any models, whose steps `faults` can hold up.
+    pub fn run(models: ServedModels, options: Options, tenants: SharedTenants, faults: Arc<Faults>) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let drain = Drain::default();
-        let options = Options {
-            limits: setup.limits,
-            tenants: tenants.clone(),
-            proxies: setup.proxies,
-            cors_origins: setup.cors_origins,
-            loopback_hosts_only: setup.loopback_hosts_only,
-            vllm_metrics: true,
-            device: "a device for tests".into(),
-            log_losses: Arc::default(),
-        };
         let signalled = drain.clone();
         let thread =
             std::thread::spawn(move || pellucid_server::run(models, options, listener, None, signalled).unwrap());
-        Server { address, drain, tenants, faults, thread: Some(thread), _folder: folder }
+        Server { address, drain, tenants, faults, thread: Some(thread) }
     }
 
     /// Makes every step of the engine take at least `delay_ms`.

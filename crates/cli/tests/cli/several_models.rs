@@ -1,0 +1,125 @@
+//! `pellucid serve` with several models, and `pellucid ps` and `pellucid stop`, through the built program.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::serve::Served;
+use crate::support::Home;
+use crate::support::tiny_model::TEMPLATE;
+
+/// Writes tiny models into a folder of a home, and returns its path.
+fn folder_of(home: &Home, names: &[&str]) -> String {
+    let folder = home.path().join("models");
+    names.iter().for_each(|name| pellucid_testing::tiny_model(&folder.join(name), Some(TEMPLATE)));
+    folder.to_str().unwrap().to_owned()
+}
+
+fn chat(served: &Served, model: &str) -> (u16, Value) {
+    let body = format!(
+        r#"{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 8, "temperature": 0}}"#
+    );
+    let mut stream = TcpStream::connect(&served.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    write!(
+        stream,
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAuthorization: Bearer a-long-secret\r\n\
+         Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        served.address,
+        body.len()
+    )
+    .unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let status = reply.split(' ').nth(1).unwrap().parse().unwrap();
+    let (start, end) = (reply.find('{').unwrap(), reply.rfind('}').unwrap());
+    (status, serde_json::from_str(&reply[start..=end]).unwrap_or_else(|_| panic!("{reply}")))
+}
+
+fn states(home: &Home, url: &str) -> Vec<(String, String)> {
+    let listed = home.run(&["ps", "--json", "--url", url, "--api-key", "a-long-secret"]);
+    let rows: Value = serde_json::from_str(listed.ok()).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    rows.as_array().unwrap().iter().map(|row| (text(&row["name"]), text(&row["state"]))).collect()
+}
+
+#[test]
+fn a_folder_is_served_and_its_models_are_listed_and_stopped() {
+    let home = Home::new();
+    let folder = folder_of(&home, &["alpha", "beta"]);
+    std::fs::write(Path::new(&folder).join("broken.gguf"), b"GGUF but not really").unwrap();
+    let flags = ["--model", &folder, "--device", "cpu", "--context", "128", "--max-models", "1"];
+    let mut served = Served::start(&home, &flags, &[("PELLUCID_API_KEY", "a-long-secret")]);
+    assert!(served.start_up.contains("this model of the folder is not served"), "{}", served.start_up);
+    assert!(served.start_up.contains("memory: up to "), "{}", served.start_up);
+    assert!(served.next_line("this model is loaded now").contains("alpha"));
+    assert!(served.next_line("this model is loaded on demand").contains("beta"));
+    assert!(served.next_line("ready").contains("alpha"));
+    let url = format!("http://{}", served.address);
+    let state = |name: &str, state: &str| (name.to_owned(), state.to_owned());
+    assert_eq!(states(&home, &url), [state("alpha", "ready"), state("beta", "unloaded")]);
+    let (status, first) = chat(&served, "alpha");
+    assert_eq!((status, &first["model"]), (200, &"alpha".into()), "{first}");
+    let (status, second) = chat(&served, "beta");
+    assert_eq!((status, &second["choices"]), (200, &first["choices"]), "the files are the same");
+    assert_eq!(states(&home, &url), [state("alpha", "unloaded"), state("beta", "ready")]);
+    let table = home.run(&["ps", "--url", &url, "--api-key", "a-long-secret"]);
+    assert!(table.ok().starts_with("NAME ") && table.ok().contains("beta   ready"), "{table:?}");
+    let stopped = home.run(&["stop", "beta", "--url", &url, "--api-key", "a-long-secret"]);
+    assert_eq!(stopped.ok(), "beta is unloaded\n");
+    assert_eq!(states(&home, &url), [state("alpha", "unloaded"), state("beta", "unloaded")]);
+    assert_eq!(chat(&served, "beta").1["choices"], second["choices"], "loaded again, it replies the same");
+    assert_eq!(chat(&served, "gamma").0, 404);
+    let unknown = home.run(&["stop", "gamma", "--url", &url, "--api-key", "a-long-secret"]);
+    assert!(unknown.error().contains("answers 404: the model \"gamma\" does not exist"), "{unknown:?}");
+    let keyless = home.run(&["ps", "--url", &url]);
+    assert!(keyless.error().contains("answers 401: missing API key"), "{keyless:?}");
+    served.terminate();
+    let (status, log) = served.ended();
+    assert_eq!(status, Some(143), "{log}");
+    assert!(log.contains("every reply was finished"), "{log}");
+    let gone = home.run(&["ps", "--url", &url]);
+    assert!(gone.error().contains("no server answers at http://127.0.0.1:"), "{gone:?}");
+}
+
+#[test]
+fn a_model_that_does_not_fit_is_refused_with_the_numbers() {
+    let home = Home::new();
+    let folder = folder_of(&home, &["alpha", "beta"]);
+    let [alpha, beta] = ["alpha", "beta"].map(|name| format!("{folder}/{name}"));
+    let flags = ["--model", &alpha, "--model", &beta, "--device", "cpu", "--max-memory", "1kB"];
+    let served = Served::start(&home, &flags, &[("PELLUCID_API_KEY", "a-long-secret")]);
+    let (status, refused) = chat(&served, "alpha");
+    assert_eq!((status, &refused["error"]["code"]), (503, &"model_does_not_fit".into()), "{refused}");
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert!(
+        message.contains("needs ") && message.contains("of the 1.0 kB for all models, 0.0 kB are in use"),
+        "{message}"
+    );
+    served.terminate();
+    served.ended();
+}
+
+#[test]
+fn flags_of_a_single_model_are_refused_with_several() {
+    let home = Home::new();
+    let folder = folder_of(&home, &["alpha"]);
+    for (flag, value) in [("--alias", "x"), ("--served-model-name", "x")] {
+        let refused = home.run(&["serve", "--model", &folder, flag, value]);
+        let message = format!("{flag} is for a server with a single model that is always loaded");
+        assert!(refused.usage().contains(&message), "{refused:?}");
+    }
+    let twice = home.run(&["serve", "--model", &format!("{folder}/alpha"), "--model", &folder]);
+    assert!(twice.usage().contains("two models are called \"alpha\""), "{twice:?}");
+    let empty = home.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let refused = home.run(&["serve", "--model", empty.to_str().unwrap()]);
+    assert!(refused.usage().contains("this folder has no model"), "{refused:?}");
+    let refused = home.run(&["ps", "--url", "127.0.0.1:8000"]);
+    assert!(refused.usage().contains("--url: expected an address"), "{refused:?}");
+    let refused = home.run(&["serve", "--model", &folder, "--keep-alive", "soon"]);
+    assert!(refused.usage().contains("expected a duration such as 5m"), "{refused:?}");
+}
