@@ -1,7 +1,9 @@
 // The inspector: its numbers equal those that the API returns.
 import assert from "node:assert/strict";
+import { cpSync, rmSync } from "node:fs";
 import { after, before, test } from "node:test";
-import { browser, lastReply, open, replyEnded, send, serve, tinyModel, withSettings } from "./setup.mjs";
+import { join } from "node:path";
+import { browser, lastReply, open, replyEnded, scratch, send, serve, tinyModel, withSettings } from "./setup.mjs";
 
 let server;
 before(async () => {
@@ -211,4 +213,24 @@ test("a click on a word of Markdown finds its token", async () => {
   const shown = (await page.locator(".token-name b").innerText()).replaceAll("␣", " ").trim();
   assert.ok(shown.includes(text) || text === "", `${shown} and ${text}`);
   await context.close();
+});
+
+test("a model without a chat template continues a text, and its steps are recorded", async () => {
+  const folder = join(scratch, "completions");
+  cpSync(tinyModel(), folder, { recursive: true });
+  rmSync(join(folder, "chat_template.jinja"));
+  const own = await serve(folder);
+  const { page, context, problems } = await open(own.url);
+  await withSettings(page, { maxTokens: 20, seed: 6, preset: "chat", colors: "cut" });
+  await send(page, "once upon a time");
+  await replyEnded(page);
+  await page.locator('.reply [data-token="3"]').first().click();
+  await page.click("#tab-choice");
+  await page.waitForSelector(".origin");
+  const body = { model: "tiny", prompt: "once upon a time", seed: 6, preset: "chat", max_tokens: 20, trace: true };
+  const { trace } = (await own.post("/v1/completions", body)).choices[0];
+  compare(await cells(page, ".steps"), trace[3]);
+  assert.deepEqual(problems, []);
+  await context.close();
+  await own.kill();
 });

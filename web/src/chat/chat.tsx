@@ -1,6 +1,7 @@
 // The conversation: its messages, the welcome of an empty one, and the field for the next message.
 
 import { useEffect, useRef } from "preact/hooks";
+import { canChat } from "../api/client";
 import { inspect } from "../state/actions";
 import { shownPath, siblings } from "../state/conversation";
 import { say } from "../state/generate";
@@ -58,17 +59,25 @@ function useFollowing(length: number, conversation: string) {
   return scroller;
 }
 
-const EXAMPLE = "Explain in two sentences why the sky is blue.";
-const OTHERS = [
+const QUESTIONS = [
+  "Explain in two sentences why the sky is blue.",
   "Write a Python function that checks whether a word is a palindrome.",
   "List three facts about the Moon as a table.",
   "Tell me a story about a lighthouse in five sentences.",
 ];
+/** For models without a chat template, which continue texts. */
+const BEGINNINGS = [
+  "Once upon a time, there was a little lighthouse",
+  "One day, a bird found a shiny key. She",
+  "Tom and his sister went to the sea. They",
+];
 
 function Welcome() {
+  const isChat = canChat(currentModel());
+  const [example, ...others] = isChat ? QUESTIONS : BEGINNINGS;
   const walk = async () => {
     setSettings({ hasSeenWelcome: true });
-    await say(EXAMPLE, null);
+    await say(example!, null);
     const reply = shownPath(state.current).at(-1);
     if (reply?.role === "assistant" && reply.state !== "failed") {
       inspect(reply.id, 0);
@@ -85,9 +94,9 @@ function Welcome() {
       <button type="button" class="primary large" onClick={() => void walk()}>
         Run an example and walk through it
       </button>
-      <p class="hint">It asks: “{EXAMPLE}”</p>
+      <p class="hint">{isChat ? "It asks" : "It begins"}: “{example}”</p>
       <ul class="examples">
-        {OTHERS.map((text) => (
+        {others.map((text) => (
           <li key={text}>
             <button type="button" onClick={() => void say(text, null)}>
               {text}

@@ -2,7 +2,7 @@
 
 import { ApiError, canChat } from "../api/client";
 import { stream } from "../api/stream";
-import type { ChatMessage, ChatToken, Chunk, ToolCall } from "../api/types";
+import type { ChatMessage, ChatToken, Chunk, TokenTrace, ToolCall } from "../api/types";
 import { reportFailure, reportSuccess } from "./connection";
 import {
   type Conversation,
@@ -19,6 +19,9 @@ import { changed, currentModel, currentPreset, notify, set, state } from "./stor
 
 /** Alternatives that are recorded with each token; the API allows 20. */
 const NUM_TOP = 10;
+
+/** Maximum tokens of a completion: models without a chat template rarely end their texts. */
+const MAX_COMPLETION = 256;
 
 /** The beginning of a reply that the model continues. */
 export interface Beginning {
@@ -116,7 +119,10 @@ function take(node: Node, recording: Recording, chunk: Chunk, at: number): void 
     node.thoughts += thoughts;
     for (const call of choice.delta?.tool_calls ?? []) addCall(node.calls, call);
     for (const token of choice.logprobs?.content ?? []) recording.tokens.push(toToken(token, at));
-    for (const trace of choice.trace ?? []) recording.traces[trace.position] = trace;
+    for (const trace of choice.trace ?? []) {
+      recording.traces[trace.position] = trace;
+      if (isCompletion(recording)) recording.tokens.push(tokenOfTrace(trace, at));
+    }
     if (choice.finish_reason !== null) node.finish = choice.finish_reason;
   }
 }
@@ -124,6 +130,21 @@ function take(node: Node, recording: Recording, chunk: Chunk, at: number): void 
 function toToken(token: ChatToken, at: number): Token {
   const top = token.top_logprobs.map(({ id, token: text, logprob }) => ({ id, text, logprob }));
   return { id: token.id, text: token.token, bytes: token.bytes, logprob: token.logprob, top, at };
+}
+
+/** Log probabilities of a completion have no ids, so that its traces are requested instead. */
+const isCompletion = (recording: Recording): boolean => recording.path === "/v1/completions";
+
+function tokenOfTrace(trace: TokenTrace, at: number): Token {
+  const candidates = trace.steps[0]?.candidates ?? [];
+  const top = candidates.slice(0, NUM_TOP).map(({ id, text, before }) => ({ id, text, logprob: Math.log(before) }));
+  return { id: trace.id, text: trace.text, bytes: bytesOf(trace.text), logprob: trace.logprob, top, at };
+}
+
+/** Bytes of a token's text. Those that are no text are spelled out, as in `bytes:\xe2\x80`. */
+function bytesOf(text: string): number[] {
+  if (!text.startsWith("bytes:\\x")) return [...new TextEncoder().encode(text)];
+  return [...text.matchAll(/\\x([0-9a-f]{2})/g)].map((match) => Number.parseInt(match[1]!, 16));
 }
 
 /** Adds a piece of a call of a tool to the calls so far. */
@@ -174,7 +195,9 @@ function requestFor(
   }
   if (!canChat(model)) {
     const prompt = messages.map((message) => message.content).join("") + (beginning?.text ?? "");
-    return { path: "/v1/completions", body: { ...body, prompt, max_tokens: settings.maxTokens ?? 1024 } };
+    const trace = settings.recordsProbabilities || settings.recordsTraces ? { trace: true } : {};
+    const maximum = Math.min(settings.maxTokens ?? MAX_COMPLETION, MAX_COMPLETION);
+    return { path: "/v1/completions", body: { ...body, ...trace, prompt, max_tokens: maximum } };
   }
   if (settings.maxTokens !== null) body["max_completion_tokens"] = settings.maxTokens;
   if (settings.recordsProbabilities) Object.assign(body, { logprobs: true, top_logprobs: NUM_TOP });
