@@ -19,9 +19,8 @@ fn folder_of(home: &Home, names: &[&str]) -> String {
 }
 
 fn chat(served: &Served, model: &str) -> (u16, Value) {
-    let body = format!(
-        r#"{{"model": "{model}", "messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 8, "temperature": 0}}"#
-    );
+    let messages = r#"[{"role": "user", "content": "hello"}]"#;
+    let body = format!(r#"{{"model": "{model}", "messages": {messages}, "max_tokens": 8, "temperature": 0}}"#);
     let mut stream = TcpStream::connect(&served.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     write!(

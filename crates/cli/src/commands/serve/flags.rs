@@ -137,8 +137,8 @@ pub(crate) struct ServeArgs {
     pub(super) compute: ComputeArgs,
 }
 
-/// Bounds on the models that are loaded at the same time. A single model is loaded as long as the server runs, unless one
-/// of these flags is given.
+/// Bounds on the models that are loaded at the same time. A single model is loaded as long as the server runs, unless
+/// one of these flags is given.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Several models")]
 pub(crate) struct SeveralArgs {
