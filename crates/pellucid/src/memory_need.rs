@@ -151,9 +151,9 @@ impl Builder {
 fn encoder_step_bytes(config: &EncoderConfig) -> u64 {
     let rows = ENCODER_ROWS.max(config.context_len) as u64;
     let values = 10 * config.hidden_size as u64 + 2 * config.mlp_size as u64;
-    // A text of one token takes a whole block.
-    let blocks = rows * 2 * (config.hidden_size * BLOCK_LEN) as u64;
-    4 * (rows * values + blocks)
+    // A text of one token takes a whole block; only a text alone in its step has more than `ENCODER_ROWS` tokens.
+    let blocks = ENCODER_ROWS.max(config.context_len.div_ceil(BLOCK_LEN)) as u64;
+    4 * (rows * values + blocks * 2 * (config.hidden_size * BLOCK_LEN) as u64)
 }
 
 #[cfg(test)]
