@@ -7,8 +7,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, BidirectionalAttention, DType, Error, ExpertMlp, HostFloats, HostWeight,
-    Input, KvLayer, Linear, Output, Pending, Residual, Rope, StoreKv, TableRows, Tensor,
+    Activation, Attend, Attention, Backend, BidirectionalAttention, DType, Error, ExpertMlp, Extension, HostFloats,
+    HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, Rope, StoreKv, TableRows, Tensor,
 };
 
 use crate::attention;
@@ -204,6 +204,10 @@ impl Backend for CpuBackend {
             )
         };
         decoded.iter().map(remark).collect()
+    }
+
+    fn supports(&self, _extension: Extension) -> bool {
+        true
     }
 
     fn description(&self) -> String {
@@ -427,7 +431,7 @@ impl Backend for CpuBackend {
         let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
         let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let ExpertBuffers { choices, rows, gate, up, down } = &mut *buffers;
-        choices.choose(logits, num_experts, mlp.routing);
+        choices.choose(logits, num_experts, mlp.routing, mlp.score_bias.map(floats));
         let out = floats_mut(out);
         out.fill(0.0);
         let out = SharedSlice::new(out);

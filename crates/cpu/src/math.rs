@@ -49,6 +49,23 @@ pub(crate) fn silu(x: f32) -> f32 {
     x / (1.0 + exp(-x))
 }
 
+/// Upper bound of the gate and bounds of the other factor of [`clamped_swiglu`], and the factor in its sigmoid.
+const SWIGLU_LIMIT: f32 = 7.0;
+const SWIGLU_ALPHA: f32 = 1.702;
+
+/// `x * sigmoid(1.702 x) * (up + 1)` with x at most 7 and up from -7 to 7. NaN passes through.
+#[inline(always)]
+pub(crate) fn clamped_swiglu(x: f32, up: f32) -> f32 {
+    let x = if x > SWIGLU_LIMIT { SWIGLU_LIMIT } else { x };
+    let up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT);
+    x / (1.0 + exp(-SWIGLU_ALPHA * x)) * (up + 1.0)
+}
+
+#[inline(always)]
+pub(crate) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
 /// x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), written as x * sigmoid(2 ...).
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {

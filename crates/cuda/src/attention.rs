@@ -82,7 +82,8 @@ impl Gpu {
         kv: &mut KvLayer,
         out: &mut Tensor,
     ) -> Result<(), Error> {
-        let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = call;
+        let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = call;
+        let Attend { scale, soft_cap, window, .. } = call;
         let mut rotate_later = None;
         match rope {
             Some(rope) => {

@@ -51,6 +51,7 @@ pub(crate) fn forward(
         scale: config.attention_scale,
         soft_cap: config.attention_soft_cap,
         window: layer.window,
+        sinks: weights.sinks.as_ref(),
     };
     backend.attend(attend, &mut a.queries, &mut a.keys, kv.layer, &mut a.attended)?;
     backend.linear_to(&a.attended, &weights.output, output(&mut a.residual, output_norm))

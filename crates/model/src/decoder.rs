@@ -73,6 +73,12 @@ impl Decoder {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Decoder, Error> {
         let blueprint = architectures::blueprint(checkpoint, options.context_len)?;
+        let mut needs = blueprint.config.extensions();
+        if let Some(missing) = needs.find(|&extension| !backend.supports(extension)) {
+            let architecture = blueprint.config.architecture.clone();
+            return Err(Error::NotOnDevice { architecture, what: missing.name(), device: backend.description() });
+        }
+        drop(needs);
         let weights = loader::load(checkpoint, &*backend, &blueprint, progress)?;
         let Blueprint { config, .. } = blueprint;
         let ropes = ropes_of(&config);

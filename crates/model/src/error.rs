@@ -11,6 +11,8 @@ pub enum Error {
     UnsupportedArchitecture { found: String },
     #[error("architecture \"{architecture}\" is an encoder: it computes vectors of texts, and generates no text")]
     IsEncoder { architecture: String },
+    #[error("{architecture} models need {what}, which {device} does not have; run the model on the CPU (--device cpu)")]
+    NotOnDevice { architecture: String, what: &'static str, device: String },
     #[error("{key}: missing from the model's configuration")]
     MissingSetting { key: String },
     #[error("{key}: expected {expected}, found {found}")]

@@ -39,12 +39,18 @@ pub(crate) fn forward(
             backend.activate(config.activation, &mut a.up)?;
             backend.linear_to(&a.up, down, output(&mut a.residual, output_norm))
         }
-        MlpWeights::Experts { router, experts, shared } => {
+        MlpWeights::Experts { router, score_bias, experts, shared } => {
             let input = entry.input(config, &mut a.residual, &mut a.normed);
             backend.linears(input, &mut [(router, &mut a.router)])?;
             let routing = config.experts.expect("checked with the configuration").routing;
-            let mlp =
-                ExpertMlp { x: &a.normed, router_logits: &a.router, routing, experts, activation: config.activation };
+            let mlp = ExpertMlp {
+                x: &a.normed,
+                router_logits: &a.router,
+                routing,
+                score_bias: score_bias.as_ref(),
+                experts,
+                activation: config.activation,
+            };
             let Some(shared) = shared else { return backend.expert_mlp(mlp, output(&mut a.residual, output_norm)) };
             backend.expert_mlp(mlp, Output::Rows(&mut a.residual.update))?;
             let maps = [(&shared.gate, &mut a.shared_gate), (&shared.up, &mut a.shared_up)];

@@ -37,6 +37,8 @@ pub enum RopeScaling {
         beta_slow: f32,
         original_context_len: f32,
         attention_factor: f32,
+        /// Round the ends of the transition to whole pairs, outwards.
+        truncate: bool,
     },
     /// A divisor for each frequency, as GGUF files carry Llama 3's scaling.
     Factors {
@@ -88,14 +90,15 @@ impl RopeConfig {
                 };
                 RopeFrequencies { frequencies: base.iter().map(|&frequency| stretch(frequency)).collect(), factor: 1.0 }
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor, truncate } => {
                 // The index of the pair that makes `beta` rotations over the original context.
                 let pair = |beta: f32| {
                     let wavelength = f64::from(*original_context_len) / (f64::from(beta) * std::f64::consts::TAU);
                     self.rotary_size as f64 * wavelength.ln() / (2.0 * f64::from(self.base).ln())
                 };
-                let low = pair(*beta_fast).floor().max(0.0);
-                let high = pair(*beta_slow).ceil().min(self.rotary_size as f64 - 1.0);
+                let (low, high) = (pair(*beta_fast), pair(*beta_slow));
+                let (low, high) = if *truncate { (low.floor(), high.ceil()) } else { (low, high) };
+                let (low, high) = (low.max(0.0), high.min(self.rotary_size as f64 - 1.0));
                 let width = if high > low { high - low } else { 0.001 };
                 let stretch = |(i, &frequency): (usize, &f32)| {
                     let interpolated = ((i as f64 - low) / width).clamp(0.0, 1.0) as f32;

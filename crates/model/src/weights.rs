@@ -46,13 +46,24 @@ pub(crate) struct AttentionWeights {
     /// One weight for each value of a head, or for each value of a row.
     pub(crate) query_norm: Option<Norm>,
     pub(crate) key_norm: Option<Norm>,
+    /// A score for each head.
+    pub(crate) sinks: Option<Tensor>,
 }
 
 #[derive(Debug)]
 pub(crate) enum MlpWeights {
     Gated(GatedMlp),
-    Plain { up: Linear, down: Linear },
-    Experts { router: Linear, experts: Vec<GatedMlp>, shared: Option<GatedMlp> },
+    Plain {
+        up: Linear,
+        down: Linear,
+    },
+    Experts {
+        router: Linear,
+        /// Added to the scores for the selection.
+        score_bias: Option<Tensor>,
+        experts: Vec<GatedMlp>,
+        shared: Option<GatedMlp>,
+    },
 }
 
 /// RMSNorm without a bias, LayerNorm with one.
@@ -77,7 +88,7 @@ impl Weights {
             match &layer.mlp {
                 MlpWeights::Plain { up, down } => [up, down].into_iter().for_each(|linear| cost.add(linear)),
                 MlpWeights::Gated(mlp) => cost.add_mlp(mlp),
-                MlpWeights::Experts { router, experts, shared } => {
+                MlpWeights::Experts { router, experts, shared, .. } => {
                     cost.add(router);
                     shared.iter().for_each(|shared| cost.add_mlp(shared));
                     experts.iter().take(selected).for_each(|expert| cost.add_mlp(expert));

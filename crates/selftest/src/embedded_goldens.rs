@@ -24,10 +24,13 @@ macro_rules! golden {
     };
 }
 
-static GOLDENS: [Files; 34] = [
+static GOLDENS: [Files; 38] = [
     golden!("gemma2"),
     golden!("gemma3"),
     golden!("gemma3-old"),
+    golden!("glm4-moe"),
+    golden!("glm4-moe-groups"),
+    golden!("gpt-oss"),
     golden!("gpt2"),
     golden!("granite"),
     golden!("granite-moe"),
@@ -37,6 +40,7 @@ static GOLDENS: [Files; 34] = [
     golden!("llama2"),
     golden!("llama3"),
     golden!("llama3-old"),
+    golden!("minimax-m2"),
     golden!("ministral3"),
     golden!("mistral"),
     golden!("mistral3"),

@@ -13,10 +13,10 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attend, Attention, Backend, BidirectionalAttention, DigestTicket, Error, ExpertMlp, GatedMlp,
-    GatedMlpCall, HeadShape, HostFloats, HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope,
-    RopeStyle, RotateAndStore, Routing, RowDigest, RowQuery, SequenceSpan, Shortlist, StepIndex, StepMemo, StoreKv,
-    TableRows, TokenSlots, TokenSource,
+    Activation, Attend, Attention, Backend, BidirectionalAttention, DigestTicket, Error, ExpertMlp, Extension,
+    GatedMlp, GatedMlpCall, HeadShape, HostFloats, HostWeight, Input, KvLayer, Linear, Output, Pending, Residual,
+    RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, RowDigest, RowQuery, Scoring, SequenceSpan, Shortlist,
+    StepIndex, StepMemo, StoreKv, TableRows, TokenSlots, TokenSource,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

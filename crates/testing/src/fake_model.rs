@@ -95,6 +95,7 @@ impl FakeModel {
             logits_divisor: 1.0,
             attention_scale: 1.0,
             attention_soft_cap: None,
+            attention_sinks: false,
             logits_soft_cap: None,
             layers: vec![LayerConfig::PLAIN],
         };

@@ -80,6 +80,8 @@ struct Call<'a> {
     scale: f32,
     soft_cap: Option<f32>,
     window: Option<usize>,
+    /// A score for each head that takes part in its softmax and has no value.
+    sinks: Option<&'a [f32]>,
 }
 
 thread_local! {
@@ -111,6 +113,7 @@ pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, ou
         scale,
         soft_cap,
         window,
+        sinks: None,
     };
     call.run(level, pool, floats_mut(out));
 }
@@ -133,6 +136,7 @@ pub(crate) fn bidirectional(level: Level, pool: &Pool, attention: &Bidirectional
         scale,
         soft_cap: None,
         window: None,
+        sinks: None,
     };
     call.run(level, pool, floats_mut(out));
 }
@@ -149,7 +153,8 @@ pub(crate) fn attend(
     kv: &mut KvLayer,
     out: &mut Tensor,
 ) {
-    let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attend;
+    let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = *attend;
+    let Attend { scale, soft_cap, window, sinks, .. } = *attend;
     let layout = KvLayout::new(level, kv_dtype(kv), shape);
     let rotation = rope.map(|rope| Rotation::new(rope, shape.head_size, positions.len()));
     let call = Call {
@@ -165,6 +170,7 @@ pub(crate) fn attend(
         scale,
         soft_cap,
         window,
+        sinks: sinks.map(floats),
     };
     call.run(level, pool, floats_mut(out));
 }

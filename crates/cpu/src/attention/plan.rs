@@ -136,6 +136,7 @@ mod tests {
             scale: 1.0,
             soft_cap: None,
             window: None,
+            sinks: None,
         };
         let mut plan = Plan::default();
         plan.make(&call, num_threads);

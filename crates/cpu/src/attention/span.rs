@@ -8,6 +8,7 @@ use super::new_rows::KeyOrValue;
 use super::softmax::{self, Softmax};
 use super::state::State;
 use super::{AlignedFloats, Call, NextSpan, SPAN};
+use crate::math;
 use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 
@@ -169,12 +170,26 @@ impl<'a> Queries<'a> {
         for i in 0..self.len() {
             // SAFETY: passed on from the caller.
             let out = unsafe { output.part(self.offset(i), head_size) };
-            let factor = 1.0 / state.sums[i];
+            let factor = match self.call.sinks {
+                None => 1.0 / state.sums[i],
+                Some(sinks) => {
+                    let sink = sinks[self.pages.kv_head * self.group + i % self.group];
+                    factor_with_sink(state.largest[i], state.sums[i], sink)
+                }
+            };
             for (out, value) in out.iter_mut().zip(&state.values[i * stride..]) {
                 *out = value * factor;
             }
         }
     }
+}
+
+/// Returns the factor of a query's weighted sum if its softmax has one more score: `largest` is the largest of the
+/// other scores, `sum` the sum of their weights relative to it.
+fn factor_with_sink(largest: f32, sum: f32, sink: f32) -> f32 {
+    let common = largest.max(sink);
+    let others = math::exp(largest - common);
+    others / (sum * others + math::exp(sink - common))
 }
 
 /// The attention of queries over one span, which gives a state for each query. The thread probably reads `next`

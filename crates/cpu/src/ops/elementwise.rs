@@ -33,6 +33,7 @@ vectorized! {
             Activation::Silu => x.iter_mut().for_each(|x| *x = math::silu(*x)),
             Activation::GeluTanh => x.iter_mut().for_each(|x| *x = math::gelu_tanh(*x)),
             Activation::Gelu => x.iter_mut().for_each(|x| *x = math::gelu(*x)),
+            Activation::ClampedSwiglu => unreachable!("`gate` computes it"),
         }
     }
 }
@@ -40,8 +41,18 @@ vectorized! {
 /// `gate = activation(gate) * up`
 #[inline(always)]
 pub(crate) fn gate<S: Simd>(simd: S, activation: Activation, up: &[f32], gate: &mut [f32]) {
+    if activation == Activation::ClampedSwiglu {
+        return clamped_swiglu(simd, up, gate);
+    }
     activate(simd, activation, gate);
     multiply(simd, up, gate);
+}
+
+vectorized! {
+    /// `gate = clamped_swiglu(gate, up)`
+    fn clamped_swiglu<S: Simd>(up: &[f32], gate: &mut [f32]) {
+        gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = math::clamped_swiglu(*gate, *up));
+    }
 }
 
 vectorized! {

@@ -65,8 +65,10 @@ fn read_mixture(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Err
         num_experts: fields.usize("num_local_experts")?,
         mlp_size: config.mlp_size,
         shared_mlp_size: fields.opt_usize("shared_intermediate_size")?.filter(|&size| size > 0),
+        biases: false,
+        score_bias: false,
         // The softmax over the selected experts alone is the softmax over all of them, normalised.
-        routing: Routing { num_selected: fields.usize("num_experts_per_tok")?, normalize: true },
+        routing: Routing::softmax(fields.usize("num_experts_per_tok")?, true),
     });
     config.layers.iter_mut().for_each(|layer| layer.experts = true);
     blueprint.expert_layout = ExpertLayout::Stacked;

@@ -7,6 +7,7 @@ use crate::Error;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::Fields;
 use crate::config::{DecoderConfig, Experts};
+use crate::loader::tensor_names::TensorNames;
 
 pub(super) const MIXTRAL: Family =
     Family { name: "mixtral", gguf: Some(&llama::GGUF), hugging_face: &["mixtral"], read_hugging_face };
@@ -18,14 +19,21 @@ fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<()
         num_experts: fields.usize("num_local_experts")?,
         mlp_size: config.mlp_size,
         shared_mlp_size: None,
-        routing: Routing { num_selected: fields.usize("num_experts_per_tok")?, normalize: true },
+        biases: false,
+        score_bias: false,
+        routing: Routing::softmax(fields.usize("num_experts_per_tok")?, true),
     });
     config.layers.iter_mut().for_each(|layer| layer.experts = true);
-    blueprint.names.router = "layers.{}.block_sparse_moe.gate";
-    blueprint.names.expert_gate = "layers.{}.block_sparse_moe.experts.{expert}.w1";
-    blueprint.names.expert_down = "layers.{}.block_sparse_moe.experts.{expert}.w2";
-    blueprint.names.expert_up = "layers.{}.block_sparse_moe.experts.{expert}.w3";
+    name_experts(&mut blueprint.names);
     Ok(())
+}
+
+/// Sets the names of the router and of the experts.
+pub(super) fn name_experts(names: &mut TensorNames) {
+    names.router = "layers.{}.block_sparse_moe.gate";
+    names.expert_gate = "layers.{}.block_sparse_moe.experts.{expert}.w1";
+    names.expert_down = "layers.{}.block_sparse_moe.experts.{expert}.w2";
+    names.expert_up = "layers.{}.block_sparse_moe.experts.{expert}.w3";
 }
 
 /// Reads the mixture of experts of a GGUF file. Files without `expert_count` have none; in files with it, every layer
@@ -36,7 +44,9 @@ pub(super) fn read_gguf_experts(keys: Keys<'_>, config: &mut DecoderConfig) -> R
         num_experts,
         mlp_size: keys.opt_usize("expert_feed_forward_length")?.unwrap_or(config.mlp_size),
         shared_mlp_size: None,
-        routing: Routing { num_selected: keys.usize("expert_used_count")?, normalize: true },
+        biases: false,
+        score_bias: false,
+        routing: Routing::softmax(keys.usize("expert_used_count")?, true),
     });
     config.layers.iter_mut().for_each(|layer| layer.experts = true);
     Ok(())

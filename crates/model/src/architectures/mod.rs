@@ -2,9 +2,12 @@
 //! differs from Llama. `docs/guides/add-a-model-family.md` explains how to add one.
 
 mod gemma;
+mod glm4_moe;
 mod gpt2;
+mod gpt_oss;
 mod granite;
 mod llama;
+mod minimax_m2;
 mod mistral3;
 mod mixtral;
 mod olmo;
@@ -62,6 +65,9 @@ const FAMILIES: &[Family] = &[
     qwen3_vl::QWEN3_VL,
     qwen3_vl::QWEN3_VL_MOE,
     mistral3::MISTRAL3,
+    gpt_oss::GPT_OSS,
+    glm4_moe::GLM4_MOE,
+    minimax_m2::MINIMAX_M2,
 ];
 
 /// Returns the names of the supported families.
@@ -79,6 +85,10 @@ pub(crate) struct Blueprint {
     /// The file stores matrices as `[in][out]`.
     pub(crate) transposed: bool,
     pub(crate) expert_layout: ExpertLayout,
+    /// Number of layers after the last of the decoder, which predict further tokens and are not loaded.
+    pub(crate) num_extra_layers: usize,
+    /// Whether a GGUF file has norms of queries and keys, for families in which only some models have them.
+    pub(crate) has_qk_norms: bool,
     /// The output projection is the embedding table, even if the file holds a copy of it.
     pub(crate) tied: bool,
 }
@@ -103,12 +113,14 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
                 norms_minus_one: false,
                 transposed: false,
                 expert_layout: ExpertLayout::Separate,
+                num_extra_layers: 0,
+                has_qk_norms: checkpoint.find_tensor("blk.0.attn_q_norm.weight").is_some(),
                 // The format has no key for this; tied files leave the projection out.
                 tied: checkpoint.find_tensor("output.weight").is_none(),
             };
             blueprint.config.architecture = family.name.into();
             (form.read)(keys, &mut blueprint)?;
-            config::gguf::refuse_unread(keys, &blueprint.config)?;
+            config::gguf::refuse_unread(keys, &blueprint.config, blueprint.num_extra_layers)?;
             blueprint
         }
         Source::HuggingFace(files) => {
@@ -120,6 +132,8 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
                 norms_minus_one: false,
                 transposed: false,
                 expert_layout: ExpertLayout::Separate,
+                num_extra_layers: 0,
+                has_qk_norms: checkpoint.find_tensor("blk.0.attn_q_norm.weight").is_some(),
                 tied: fields.opt_bool("tie_word_embeddings")?.unwrap_or(false),
             };
             (family.read_hugging_face)(fields, &mut blueprint)?;

@@ -56,10 +56,12 @@ pub(super) fn read_experts(fields: Fields<'_>, config: &mut DecoderConfig, norma
         num_experts,
         mlp_size: fields.usize("moe_intermediate_size")?,
         shared_mlp_size: None,
-        routing: Routing {
-            num_selected: fields.usize("num_experts_per_tok")?,
-            normalize: fields.opt_bool("norm_topk_prob")?.unwrap_or(normalizes),
-        },
+        biases: false,
+        score_bias: false,
+        routing: Routing::softmax(
+            fields.usize("num_experts_per_tok")?,
+            fields.opt_bool("norm_topk_prob")?.unwrap_or(normalizes),
+        ),
     });
     let step = fields.opt_usize("decoder_sparse_step")?.unwrap_or(1).max(1);
     let dense = fields.opt_usizes("mlp_only_layers")?.unwrap_or_default();

@@ -2,7 +2,7 @@
 //! prefix.
 
 use pellucid_checkpoint::{Checkpoint, Metadata, Value};
-use pellucid_tensor::{RopeStyle, quant};
+use pellucid_tensor::{RopeStyle, Scoring, quant};
 
 use super::{DecoderConfig, NormKind, Positions, plain_layers};
 use crate::Error;
@@ -32,6 +32,10 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn opt_f32(&self, name: &str) -> Result<Option<f32>, Error> {
         Ok(self.metadata.opt_f32(&self.key(name))?)
+    }
+
+    pub(crate) fn opt_bool(&self, name: &str) -> Result<Option<bool>, Error> {
+        Ok(self.metadata.opt_bool(&self.key(name))?)
     }
 
     pub(crate) fn opt_str(&self, name: &str) -> Result<Option<&'a str>, Error> {
@@ -198,6 +202,7 @@ fn scaling_of_kind(keys: Keys<'_>, kind: Option<&str>, context_len: usize) -> Re
                 original_context_len: keys.opt_usize("rope.scaling.original_context_length")?.unwrap_or(context_len)
                     as f32,
                 attention_factor: default_factor * keys.opt_f32("rope.scaling.attn_factor")?.unwrap_or(1.0),
+                truncate: true,
             })
         }
         Some(other) => Err(Error::BadSetting {
@@ -218,7 +223,7 @@ fn factors(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
 
 /// Refuses keys that would change the arithmetic and that no family reads, unless their value changes nothing. It needs
 /// the configuration, because a key may state what the family does anyway.
-pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<(), Error> {
+pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig, num_extra_layers: usize) -> Result<(), Error> {
     let scaling = match &config.positions {
         Positions::Rope { tables, .. } => tables.first().map(|rope| &rope.scaling),
         _ => None,
@@ -230,6 +235,15 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
     let is_yarn = yarn_factor.is_some();
     let reads_factor = is_yarn || matches!(scaling, Some(RopeScaling::LongRope { .. }));
     let normalizes = config.experts.is_none_or(|experts| experts.routing.normalize);
+    let scale = config.experts.map_or(1.0, |experts| experts.routing.scale);
+    // The numbers of llama.cpp for softmax and sigmoid.
+    let gating_func = match config.experts.map(|experts| experts.routing.scoring) {
+        Some(Scoring::Sigmoid) => 2,
+        _ => 1,
+    };
+    let shared = config.experts.and_then(|experts| Some(experts.shared_mlp_size? / experts.mlp_size.max(1)));
+    let num_shared = shared.unwrap_or(0);
+    let num_dense = config.layers.iter().take_while(|layer| config.experts.is_some() && !layer.experts).count();
     let real = |number: Option<f32>| f64::from(number.unwrap_or(0.0));
     // Each key with the values that change nothing. 0 is one of them if llama.cpp treats it as "not given".
     let unread = [
@@ -242,17 +256,17 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig) -> Result<()
         ("attention.temperature_scale", [0.0, 0.0]),
         ("attn_logit_softcapping", [0.0, real(config.attention_soft_cap)]),
         ("embedding_scale", [0.0, real(Some(config.embedding_scale))]),
-        ("expert_gating_func", [0.0, 1.0]),
+        ("expert_gating_func", [0.0, f64::from(gating_func)]),
         ("expert_group_count", [0.0, 1.0]),
-        ("expert_shared_count", [0.0, 0.0]),
+        ("expert_shared_count", [0.0, num_shared as f64]),
         ("expert_weights_norm", if normalizes { [1.0, 1.0] } else { [0.0, 0.0] }),
-        ("expert_weights_scale", [0.0, 1.0]),
+        ("expert_weights_scale", [0.0, real(Some(scale))]),
         ("final_logit_softcapping", [0.0, real(config.logits_soft_cap)]),
         ("interleave_moe_layer_step", [0.0, 1.0]),
-        ("leading_dense_block_count", [0.0, 0.0]),
+        ("leading_dense_block_count", [0.0, num_dense as f64]),
         ("logit_scale", [0.0, real(Some(config.logits_divisor))]),
         ("moe_every_n_layers", [0.0, 1.0]),
-        ("nextn_predict_layers", [0.0, 0.0]),
+        ("nextn_predict_layers", [0.0, num_extra_layers as f64]),
         ("residual_scale", [0.0, real(Some(config.residual_scale))]),
         ("router_logit_softcapping", [0.0, 0.0]),
         ("rope.scaling.alpha", [0.0, 1.0]),

@@ -5,7 +5,9 @@
 
 use pellucid_checkpoint::{Array, Metadata, Value};
 
-use super::{DecoderConfig, NormKind, Positions};
+use pellucid_tensor::Scoring;
+
+use super::{DecoderConfig, Experts, NormKind, Positions};
 use crate::rope::{RopeConfig, RopeScaling, yarn_attention_factor};
 
 /// The keys, and the settings that the format stores as small tensors.
@@ -66,6 +68,23 @@ impl GgufKeys {
             if let Some(size) = experts.shared_mlp_size {
                 self.number("expert_shared_feed_forward_length", size);
             }
+            if experts.routing.scoring == Scoring::Sigmoid {
+                self.sigmoid_router(config, experts);
+            }
+        }
+    }
+
+    fn sigmoid_router(&mut self, config: &DecoderConfig, experts: Experts) {
+        let routing = experts.routing;
+        self.number("expert_gating_func", 2);
+        self.put("expert_weights_norm", Value::Bool(routing.normalize));
+        self.real("expert_weights_scale", routing.scale);
+        self.number("expert_shared_count", experts.shared_mlp_size.unwrap_or(0) / experts.mlp_size);
+        let num_dense = config.layers.iter().take_while(|layer| !layer.experts).count();
+        self.number("leading_dense_block_count", num_dense);
+        if let Some((num_groups, used_groups)) = routing.groups {
+            self.number("expert_group_count", num_groups);
+            self.number("expert_group_used_count", used_groups);
         }
     }
 
@@ -111,7 +130,7 @@ impl GgufKeys {
                 let factors = plain.iter().zip(&stretched).map(|(plain, stretched)| plain / stretched).collect();
                 self.factors.push(("rope_freqs.weight", factors));
             }
-            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor } => {
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context_len, attention_factor, .. } => {
                 self.scaling("yarn", *factor);
                 self.number("rope.scaling.original_context_length", *original_context_len as usize);
                 self.real("rope.scaling.yarn_beta_fast", *beta_fast);

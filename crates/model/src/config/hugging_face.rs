@@ -84,6 +84,14 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// Refuses a number other than `value`, which is part of an operation's definition. Absent counts as `value`.
+    pub(crate) fn must_equal(&self, key: &str, value: f32) -> Result<(), Error> {
+        match self.opt_f32(key)? {
+            Some(found) if found != value => Err(self.bad(key, &value.to_string(), &Value::from(found))),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn opt_str(&self, key: &str) -> Result<Option<&'a str>, Error> {
         self.typed(key, "a string", Value::as_str)
     }
@@ -149,6 +157,30 @@ pub(crate) fn llama(fields: Fields<'_>) -> Result<DecoderConfig, Error> {
     llama_with_rope(fields, None, 10_000.0)
 }
 
+/// Reads the configuration of a Llama that rotates a part of each head unless the file states it: `rotary_factor` of
+/// it.
+pub(crate) fn llama_with_rotary_factor(fields: Fields<'_>, rotary_factor: f32) -> Result<DecoderConfig, Error> {
+    let mut config = llama(fields)?;
+    let rotary_size = rotary_size(fields, config.head_size, rotary_factor)?;
+    set_rotary_size(&mut config, rotary_size);
+    Ok(config)
+}
+
+/// Reads the configuration of a Llama whose files may give the number of rotated values of a head under `key`.
+pub(crate) fn llama_with_rotary_size(fields: Fields<'_>, default_base: f32, key: &str) -> Result<DecoderConfig, Error> {
+    let mut config = llama_with_rope(fields, None, default_base)?;
+    if let Some(rotary_size) = fields.opt_usize(key)? {
+        set_rotary_size(&mut config, rotary_size);
+    }
+    Ok(config)
+}
+
+fn set_rotary_size(config: &mut DecoderConfig, rotary_size: usize) {
+    if let Positions::Rope { tables, .. } = &mut config.positions {
+        tables.iter_mut().for_each(|table| table.rotary_size = rotary_size);
+    }
+}
+
 /// Reads the configuration of a Llama whose rotary base is `default_base` unless the file states it. With `kind`, the
 /// file may have rotary settings for each kind of layer, and those of this kind are read.
 pub(crate) fn llama_with_rope(
@@ -159,7 +191,7 @@ pub(crate) fn llama_with_rope(
     let hidden_size = fields.usize("hidden_size")?;
     let num_heads = fields.usize("num_attention_heads")?;
     let head_size = head_size(fields, hidden_size, num_heads)?;
-    let rotary_size = rotary_size(fields, head_size)?;
+    let rotary_size = rotary_size(fields, head_size, 1.0)?;
     let rope = rope(fields, kind, default_base, rotary_size)?;
     Ok(DecoderConfig {
         hidden_size,
@@ -233,11 +265,11 @@ pub(crate) fn head_size(fields: Fields<'_>, hidden_size: usize, num_heads: usize
     }
 }
 
-/// Returns the number of values of a head that are rotated, by `partial_rotary_factor`.
-fn rotary_size(fields: Fields<'_>, head_size: usize) -> Result<usize, Error> {
+/// Returns the number of values of a head that are rotated, by `partial_rotary_factor` or `default_factor`.
+fn rotary_size(fields: Fields<'_>, head_size: usize, default_factor: f32) -> Result<usize, Error> {
     let nested = fields.opt_object("rope_parameters")?;
     let nested = nested.map(|rope| rope.opt_f32("partial_rotary_factor")).transpose()?.flatten();
-    let factor = nested.or(fields.opt_f32("partial_rotary_factor")?).unwrap_or(1.0);
+    let factor = nested.or(fields.opt_f32("partial_rotary_factor")?).unwrap_or(default_factor);
     Ok((head_size as f32 * factor) as usize)
 }
 
@@ -346,9 +378,6 @@ fn rope_from(config: Fields<'_>, rope: Fields<'_>, base: f32, rotary_size: usize
 }
 
 fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Error> {
-    if rope.opt_bool("truncate")? == Some(false) {
-        return Err(rope.bad("truncate", "true or absent", &Value::from(false)));
-    }
     let factor = rope.f32("factor")?;
     // With both of these, the attention factor is the quotient of two.
     let scales = (rope.opt_f32("mscale")?, rope.opt_f32("mscale_all_dim")?);
@@ -364,6 +393,7 @@ fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Er
         beta_slow: rope.opt_f32("beta_slow")?.unwrap_or(1.0),
         original_context_len: original_context_len as f32,
         attention_factor: rope.opt_f32("attention_factor")?.unwrap_or(default_factor),
+        truncate: rope.opt_bool("truncate")?.unwrap_or(true),
     })
 }
 

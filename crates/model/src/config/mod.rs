@@ -6,7 +6,7 @@ pub(crate) mod gguf;
 pub(crate) mod gguf_keys;
 pub(crate) mod hugging_face;
 
-use pellucid_tensor::{Activation, RopeStyle, Routing};
+use pellucid_tensor::{Activation, Extension, RopeStyle, Routing};
 
 use crate::Error;
 use crate::rope::{RopeConfig, RopeScaling};
@@ -51,6 +51,8 @@ pub struct DecoderConfig {
     pub attention_scale: f32,
     /// Replaces attention scores x by `cap * tanh(x / cap)`.
     pub attention_soft_cap: Option<f32>,
+    /// Each head has a score that takes part in its softmax and has no value.
+    pub attention_sinks: bool,
     /// Replaces logits x by `cap * tanh(x / cap)`.
     pub logits_soft_cap: Option<f32>,
     pub layers: Vec<LayerConfig>,
@@ -111,12 +113,16 @@ pub enum MlpKind {
 }
 
 /// A mixture of experts, each a gated MLP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     pub num_experts: usize,
     pub mlp_size: usize,
     /// Width of the expert that every token uses beside the selected ones.
     pub shared_mlp_size: Option<usize>,
+    /// Whether the linear maps of the selected experts have biases.
+    pub biases: bool,
+    /// Whether a bias is added to the scores for the selection alone.
+    pub score_bias: bool,
     pub routing: Routing,
 }
 
@@ -128,6 +134,11 @@ const MAX_LAYERS: usize = 4096;
 /// [`DecoderConfig::check`] refuses.
 pub(crate) fn plain_layers(count: usize) -> Vec<LayerConfig> {
     vec![LayerConfig::PLAIN; count.min(MAX_LAYERS + 1)]
+}
+
+/// Returns the routing that every backend has, with the same settings where it has them.
+fn plain_routing(routing: Routing) -> Routing {
+    Routing::softmax(routing.num_selected, routing.normalize)
 }
 
 impl DecoderConfig {
@@ -156,6 +167,7 @@ impl DecoderConfig {
         logits_divisor: 1.0,
         attention_scale: 0.0,
         attention_soft_cap: None,
+        attention_sinks: false,
         logits_soft_cap: None,
         layers: Vec::new(),
     };
@@ -183,6 +195,20 @@ impl DecoderConfig {
     /// Returns the epsilon of the norms that read the residual stream as the decoder keeps it.
     pub(crate) fn stream_norm_eps(&self) -> f32 {
         self.norm_eps / (self.residual_scale * self.residual_scale)
+    }
+
+    /// Returns the operations that the model needs and that not every backend has.
+    pub(crate) fn extensions(&self) -> impl Iterator<Item = Extension> {
+        let experts = self.experts.filter(|_| self.layers.iter().any(|layer| layer.experts));
+        let routes_by_sigmoid =
+            |experts: Experts| experts.score_bias || experts.routing != plain_routing(experts.routing);
+        let needs = [
+            (Extension::AttentionSinks, self.attention_sinks),
+            (Extension::ClampedSwiglu, self.activation == Activation::ClampedSwiglu),
+            (Extension::ExpertBiases, experts.is_some_and(|experts| experts.biases)),
+            (Extension::SigmoidRouter, experts.is_some_and(routes_by_sigmoid)),
+        ];
+        needs.into_iter().filter(|(_, is_needed)| *is_needed).map(|(extension, _)| extension)
     }
 
     /// Returns the lengths of the norms of queries and of keys.
@@ -266,8 +292,21 @@ impl DecoderConfig {
             if experts.num_experts == 0 || experts.num_experts > 65_536 || is_width_bad {
                 return bad("experts", "1 to 65536 experts of a width above 0", format!("{experts:?}"));
             }
-            if selected == 0 || selected > experts.num_experts {
-                return bad("experts used", &format!("1 to {}", experts.num_experts), selected.to_string());
+            let (num_groups, used_groups) = experts.routing.groups.unwrap_or((1, 1));
+            let are_groups_bad = num_groups == 0
+                || used_groups == 0
+                || used_groups > num_groups
+                || !experts.num_experts.is_multiple_of(num_groups);
+            if are_groups_bad {
+                let expected = format!("groups that divide {} experts", experts.num_experts);
+                return bad("groups of experts", &expected, format!("{used_groups} of {num_groups}"));
+            }
+            let selectable = experts.num_experts / num_groups * used_groups;
+            if selected == 0 || selected > selectable {
+                return bad("experts used", &format!("1 to {selectable}"), selected.to_string());
+            }
+            if !(experts.routing.scale.is_finite() && experts.routing.scale > 0.0) {
+                return bad("scale of experts", "a positive number", experts.routing.scale.to_string());
             }
         } else if self.layers.iter().any(|layer| layer.experts) {
             return bad("experts", "their number and width", "none".into());

@@ -28,7 +28,7 @@ pub(super) enum TensorRecipe {
     OfExperts { stack: ExpertStack, num_experts: usize },
     /// These rows of a matrix.
     Rows { name: String, rows: Range<usize> },
-    /// The values come from the folder's configuration.
+    /// The values were computed when the tensor was described.
     FromConfig { values: Vec<f32> },
 }
 

@@ -105,6 +105,10 @@ impl TensorMapper<'_> {
             self.linear((names.value, to.value), layer, keys, hidden)?;
         }
         self.linear((names.attention_output, to.attention_output), layer, hidden, queries)?;
+        if config.attention_sinks {
+            let name = self.finder.weight_or_bare(ModulePath::new(names.sinks, layer));
+            self.take(name, ModulePath::new(to.sinks, layer).name("weight"), &[config.num_heads])?;
+        }
         if let Some((query_len, key_len)) = config.qk_norm_sizes() {
             self.norm((names.query_norm, to.query_norm), layer, query_len)?;
             self.norm((names.key_norm, to.key_norm), layer, key_len)?;
@@ -134,6 +138,10 @@ impl TensorMapper<'_> {
         let experts = config.experts.expect("checked with the configuration");
         let (to, hidden, size, count) = (self.target, config.hidden_size, experts.mlp_size, experts.num_experts);
         self.linear((names.router, to.router), layer, count, hidden)?;
+        if experts.score_bias {
+            let name = self.finder.name(ModulePath::new(names.score_bias, layer), "");
+            self.take(name, ModulePath::new(to.score_bias, layer).name(""), &[count])?;
+        }
         let matrices = [
             (ExpertMatrix::Gate, (names.expert_gate, to.expert_gate), [count, size, hidden]),
             (ExpertMatrix::Up, (names.expert_up, to.expert_up), [count, size, hidden]),
@@ -143,6 +151,11 @@ impl TensorMapper<'_> {
             match ExpertStack::find(&mut self.finder, self.source, matrix, layer)? {
                 None => self.stack(pair, layer, shape)?,
                 Some(stack) => {
+                    if let Some(biases) = stack.biases(&mut self.finder, count)? {
+                        let (name, shape) = (ModulePath::new(pair.1, layer).name("bias"), [count, stack.rows]);
+                        let values = biases.concat();
+                        self.push(name, DType::F32, &shape, TensorRecipe::FromConfig { values });
+                    }
                     let (name, dtype) = (ModulePath::new(pair.1, layer).name("weight"), stack.dtype);
                     self.push(name, dtype, &shape, TensorRecipe::OfExperts { stack, num_experts: count });
                 }

@@ -1,6 +1,6 @@
 //! Finds the matrices of experts: a tensor for each, or a tensor that stacks those of all experts.
 
-use pellucid_tensor::{DType, SharedBytes};
+use pellucid_tensor::{DType, SharedBytes, quant};
 
 use super::tensor_finder::{ModulePath, TensorFinder};
 use crate::Error;
@@ -16,6 +16,9 @@ pub(crate) enum ExpertLayout {
     /// `[experts][in][2 * out]`, the columns of gate before those of up, and `[experts][in][out]` for down. A file may
     /// have the shapes of `Stacked` instead, as the reference implementation writes them. The names have no ending.
     Transposed,
+    /// `[experts][in][2 * out]`, the columns of gate and up in turn, and `[experts][in][out]` for down. The names have
+    /// no ending, those of biases the ending `_bias`.
+    Interleaved,
 }
 
 /// One of the three matrices of a gated expert.
@@ -37,6 +40,9 @@ pub(crate) struct ExpertStack {
     num_parts: usize,
     part: usize,
     is_transposed: bool,
+    is_interleaved: bool,
+    /// Name of the tensor of biases, if the experts have them.
+    bias: Option<String>,
 }
 
 impl ExpertStack {
@@ -66,10 +72,13 @@ impl ExpertStack {
         if template.contains("{expert}") {
             return Ok(None);
         }
-        let may_be_transposed = *expert_layout == ExpertLayout::Transposed;
-        let name = finder.name(ModulePath::new(template, layer), if may_be_transposed { "" } else { "weight" });
+        let path = ModulePath::new(template, layer);
+        let is_bare = matches!(expert_layout, ExpertLayout::Transposed | ExpertLayout::Interleaved);
+        let name = finder.name(path, if is_bare { "" } else { "weight" });
+        let bias = if is_bare { format!("{name}_bias") } else { finder.name(path, "bias") };
         let stacked = [experts.num_experts, num_parts * rows, cols];
-        let is_transposed = may_be_transposed && finder.find(&name)?.info.shape != stacked;
+        let is_interleaved = *expert_layout == ExpertLayout::Interleaved;
+        let is_transposed = is_bare && (is_interleaved || finder.find(&name)?.info.shape != stacked);
         let shape = if is_transposed { [experts.num_experts, cols, num_parts * rows] } else { stacked };
         let dtype = finder.shaped(&name, &shape)?.info.dtype;
         if is_transposed && dtype.is_quantized() {
@@ -79,12 +88,32 @@ impl ExpertStack {
                 found: dtype.to_string(),
             });
         }
-        Ok(Some(ExpertStack { name, dtype, rows, cols, num_parts, part, is_transposed }))
+        let bias = experts.biases.then_some(bias);
+        Ok(Some(ExpertStack { name, dtype, rows, cols, num_parts, part, is_transposed, is_interleaved, bias }))
+    }
+
+    /// Returns the index of a row among those of all matrices of an expert.
+    fn offset(&self, row: usize) -> usize {
+        if self.is_interleaved { row * self.num_parts + self.part } else { self.part * self.rows + row }
+    }
+
+    /// Returns the biases of every expert, if they have any.
+    pub(crate) fn biases(
+        &self,
+        finder: &mut TensorFinder<'_>,
+        num_experts: usize,
+    ) -> Result<Option<Vec<Vec<f32>>>, Error> {
+        let Some(name) = &self.bias else { return Ok(None) };
+        let tensor = finder.shaped(name, &[num_experts, self.num_parts * self.rows])?;
+        let mut values = vec![0.0; tensor.info.num_elements()];
+        quant::decode(tensor.info.dtype, &tensor.bytes, &mut values);
+        let of_expert = |values: &[f32]| (0..self.rows).map(|row| values[self.offset(row)]).collect();
+        Ok(Some(values.chunks_exact(self.num_parts * self.rows).map(of_expert).collect()))
     }
 
     /// Returns the matrix of one expert, `[rows][cols]`, from the bytes of the whole tensor.
     pub(crate) fn matrix(&self, tensor: &SharedBytes, expert: usize) -> SharedBytes {
-        let ExpertStack { rows, cols, num_parts, part, .. } = *self;
+        let &ExpertStack { rows, cols, num_parts, part, .. } = self;
         let of_expert = num_parts * rows * cols / self.dtype.block_len() * self.dtype.block_bytes();
         let start = expert * of_expert;
         if !self.is_transposed {
@@ -95,7 +124,7 @@ impl ExpertStack {
         let mut matrix = Vec::with_capacity(rows * cols * size);
         for row in 0..rows {
             for col in 0..cols {
-                let at = start + (col * num_parts * rows + part * rows + row) * size;
+                let at = start + (col * num_parts * rows + self.offset(row)) * size;
                 matrix.extend_from_slice(&tensor[at..at + size]);
             }
         }

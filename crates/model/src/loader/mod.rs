@@ -113,7 +113,18 @@ impl Loader<'_> {
             output: self.linear(ModulePath::new(names.attention_output, layer), hidden, queries)?,
             query_norm: self.norm_if(norms.map(|norms| norms.0), names.query_norm, layer)?,
             key_norm: self.norm_if(norms.map(|norms| norms.1), names.key_norm, layer)?,
+            sinks: self.sinks(layer)?,
         })
+    }
+
+    fn sinks(&mut self, layer: usize) -> Result<Option<Tensor>, Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        if !config.attention_sinks {
+            return Ok(None);
+        }
+        let name = self.finder.weight_or_bare(ModulePath::new(names.sinks, layer));
+        let scores = self.floats(&name, config.num_heads)?;
+        Ok(Some(self.vector(&scores)?))
     }
 
     fn mlp(&mut self, layer: usize) -> Result<MlpWeights, Error> {
@@ -140,15 +151,23 @@ impl Loader<'_> {
 
     fn experts(&mut self, layer: usize) -> Result<MlpWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let Experts { num_experts, shared_mlp_size, .. } = config.experts.expect("checked with the configuration");
+        let Experts { num_experts, shared_mlp_size, score_bias, .. } =
+            config.experts.expect("checked with the configuration");
         let router = self.linear(ModulePath::new(names.router, layer), num_experts, config.hidden_size)?;
+        let score_bias = if score_bias {
+            let name = self.finder.name(ModulePath::new(names.score_bias, layer), "");
+            let bias = self.floats(&name, num_experts)?;
+            Some(self.vector(&bias)?)
+        } else {
+            None
+        };
         let mut matrix = |matrix: ExpertMatrix| self.expert_matrices(matrix, layer);
         let gates = matrix(ExpertMatrix::Gate)?;
         let (ups, downs) = (matrix(ExpertMatrix::Up)?, matrix(ExpertMatrix::Down)?);
         let experts = gates.into_iter().zip(ups).zip(downs);
         let experts = experts.map(|((gate, up), down)| GatedMlp { gate, up, down }).collect();
         let shared = shared_mlp_size.map(|size| self.shared_expert(layer, size)).transpose()?;
-        Ok(MlpWeights::Experts { router, experts, shared })
+        Ok(MlpWeights::Experts { router, score_bias, experts, shared })
     }
 
     /// Loads one of the matrices of every expert: its own tensor, or a part of a tensor for all experts.
@@ -157,11 +176,13 @@ impl Loader<'_> {
         let Experts { num_experts, mlp_size, .. } = config.experts.expect("checked with the configuration");
         if let Some(stack) = ExpertStack::find(&mut self.finder, self.blueprint, matrix, layer)? {
             let tensor = self.finder.find(&stack.name)?;
+            let biases = stack.biases(&mut self.finder, num_experts)?;
             let linear = |expert: usize| {
                 let (dtype, rows, cols) = (stack.dtype, stack.rows, stack.cols);
                 let bytes = stack.matrix(&tensor.bytes, expert);
                 let weight = self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?;
-                Ok(Linear { weight, bias: None })
+                let bias = biases.as_ref().map(|biases| self.vector(&biases[expert])).transpose()?;
+                Ok(Linear { weight, bias })
             };
             return (0..num_experts).map(linear).collect();
         }

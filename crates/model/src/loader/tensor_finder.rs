@@ -65,6 +65,12 @@ impl<'a> TensorFinder<'a> {
         (!self.blueprint.tied).then_some(name)
     }
 
+    /// Returns the name of a module's tensor, with the ending `weight` or without one.
+    pub(crate) fn weight_or_bare(&self, path: ModulePath) -> String {
+        let bare = self.name(path, "");
+        if self.has(&bare) { bare } else { self.name(path, "weight") }
+    }
+
     pub(crate) fn exists(&self, path: ModulePath) -> bool {
         !path.template.is_empty() && self.has(&self.name(path, "weight"))
     }
@@ -116,7 +122,14 @@ impl<'a> TensorFinder<'a> {
     /// Refuses unused tensors. Returns the names of those that are known to be no part of the decoder.
     pub(crate) fn finish(self) -> Result<Vec<String>, Error> {
         let Blueprint { names, config, .. } = self.blueprint;
-        let ignored = |name: &&str| names.ignored.iter().any(|part| name.contains(part));
+        // Layers after the last, which predict further tokens.
+        let layer = |index: usize| format!("{}{}", self.prefix, names.query.replace("{}", &index.to_string()));
+        let extra: Vec<String> = (config.num_layers()..config.num_layers() + self.blueprint.num_extra_layers)
+            .map(|index| layer(index).split_inclusive(&format!(".{index}.")).next().unwrap_or_default().to_owned())
+            .collect();
+        let ignored = |name: &&str| {
+            names.ignored.iter().any(|part| name.contains(part)) || extra.iter().any(|layer| name.starts_with(layer))
+        };
         let all = self.checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
         let (ignored, unused): (Vec<&str>, Vec<&str>) =
             all.filter(|name| !self.used.contains(*name)).partition(ignored);

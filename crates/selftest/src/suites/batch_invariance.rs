@@ -84,7 +84,8 @@ pub fn expert_rows(backend: &dyn Backend) {
             let mlp = ExpertMlp {
                 x: &part(&x, hidden),
                 router_logits: &part(&logits, NUM_EXPERTS),
-                routing: Routing { num_selected: 3, normalize: true },
+                routing: Routing::softmax(3, true),
+                score_bias: None,
                 experts: &experts,
                 activation: Activation::Silu,
             };

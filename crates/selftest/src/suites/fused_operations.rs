@@ -220,8 +220,19 @@ impl<'a> StepRows<'a> {
         let (scale, soft_cap) = (0.2, window.map(|_| 30.0));
         if is_fused {
             let values = &values;
-            let attend =
-                Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window };
+            let attend = Attend {
+                rope,
+                values,
+                slots,
+                positions,
+                sequences,
+                block_tables,
+                shape,
+                scale,
+                soft_cap,
+                window,
+                sinks: None,
+            };
             harness.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("fused attention");
         } else {
             if let Some(rope) = rope {

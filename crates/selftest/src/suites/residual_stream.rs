@@ -32,7 +32,7 @@ const WIDE: [usize; 2] = [1024, 512];
 /// narrow for partial sums.
 const NARROW: [usize; 2] = [256, 768];
 const NUM_EXPERTS: usize = 4;
-const ROUTING: Routing = Routing { num_selected: 2, normalize: true };
+const ROUTING: Routing = Routing::softmax(2, true);
 const ACTIVATION: Activation = Activation::Silu;
 const EPS: f32 = 1e-5;
 /// Steps of a device that may record them. The first allocates memory, which invalidates recordings; the second runs,
@@ -313,7 +313,8 @@ impl Layer {
     }
 
     fn experts<'a>(&'a self, x: &'a Tensor, router_logits: &'a Tensor) -> ExpertMlp<'a> {
-        ExpertMlp { x, router_logits, routing: ROUTING, experts: &self.experts, activation: ACTIVATION }
+        let (routing, experts, activation) = (ROUTING, &self.experts, ACTIVATION);
+        ExpertMlp { x, router_logits, routing, score_bias: None, experts, activation }
     }
 }
 

@@ -23,6 +23,8 @@ pub enum Activation {
     Gelu,
     /// x * Phi(x), with the tanh approximation
     GeluTanh,
+    /// gpt-oss, for gates alone: `x * sigmoid(1.702 x) * (up + 1)`, with x at most 7 and up from -7 to 7.
+    ClampedSwiglu,
 }
 
 /// Which two values of a head are rotated together.
@@ -108,6 +110,8 @@ pub struct Attend<'a> {
     pub scale: f32,
     pub soft_cap: Option<f32>,
     pub window: Option<usize>,
+    /// A score for each head that takes part in its softmax and has no value. Needs [`Extension::AttentionSinks`].
+    pub sinks: Option<&'a Tensor>,
 }
 
 /// Arguments of [`Backend::attention`](crate::Backend::attention).
@@ -241,12 +245,59 @@ pub struct GatedMlpCall<'a> {
     pub adds_to_stream: bool,
 }
 
-/// How a router's scores become expert weights.
+/// An operation that not every backend has. A model that needs one is refused when it is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extension {
+    /// [`Attend::sinks`].
+    AttentionSinks,
+    /// [`Activation::ClampedSwiglu`].
+    ClampedSwiglu,
+    /// Experts whose linear maps have biases.
+    ExpertBiases,
+    /// [`Scoring::Sigmoid`], with everything else that [`Routing::softmax`] leaves out.
+    SigmoidRouter,
+}
+
+impl Extension {
+    /// Returns its name in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Extension::AttentionSinks => "attention sinks",
+            Extension::ClampedSwiglu => "clamped SwiGLU",
+            Extension::ExpertBiases => "experts with biases",
+            Extension::SigmoidRouter => "a router with sigmoid scores",
+        }
+    }
+}
+
+/// How a router's logits become scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scoring {
+    /// Softmax over all experts.
+    Softmax,
+    /// Sigmoid of each logit.
+    Sigmoid,
+}
+
+/// How a router's scores become expert weights.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
     pub num_selected: usize,
-    /// Divide the selected probabilities by their sum.
+    /// Divide the selected scores by their sum.
     pub normalize: bool,
+    pub scoring: Scoring,
+    /// Factor of the weights.
+    pub scale: f32,
+    /// Number of groups of adjacent experts, and the number of groups from which experts are selected: those with the
+    /// highest sums of their two highest scores.
+    pub groups: Option<(usize, usize)>,
+}
+
+impl Routing {
+    /// The highest probabilities of a softmax over all experts.
+    pub const fn softmax(num_selected: usize, normalize: bool) -> Routing {
+        Routing { num_selected, normalize, scoring: Scoring::Softmax, scale: 1.0, groups: None }
+    }
 }
 
 /// Arguments of [`Backend::expert_mlp`](crate::Backend::expert_mlp).
@@ -257,6 +308,8 @@ pub struct ExpertMlp<'a> {
     /// `[rows][experts]`, before the softmax.
     pub router_logits: &'a Tensor,
     pub routing: Routing,
+    /// Added to the score of each expert for the selection alone. Needs [`Extension::SigmoidRouter`].
+    pub score_bias: Option<&'a Tensor>,
     pub experts: &'a [GatedMlp],
     pub activation: Activation,
 }

@@ -16,9 +16,9 @@ mod arguments;
 mod step;
 
 pub use arguments::{
-    Activation, Attend, Attention, BidirectionalAttention, ExpertMlp, GatedMlp, GatedMlpCall, HeadShape, HostWeight,
-    Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, SequenceSpan,
-    StoreKv,
+    Activation, Attend, Attention, BidirectionalAttention, ExpertMlp, Extension, GatedMlp, GatedMlpCall, HeadShape,
+    HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing,
+    Scoring, SequenceSpan, StoreKv,
 };
 pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSlots, TokenSource};
 
@@ -89,6 +89,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn experts_are_asynchronous(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
         let _ = (num_rows, num_experts, routing);
         self.is_asynchronous()
+    }
+
+    /// Whether the backend has an operation that not every backend has.
+    fn supports(&self, extension: Extension) -> bool {
+        let _ = extension;
+        false
     }
 
     /// Bytes that can still be allocated; `None` if the system does not say.
@@ -341,7 +347,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
         kv: &mut KvLayer,
         out: &mut Tensor,
     ) -> Result<(), Error> {
-        let Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window } = attend;
+        let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = attend;
+        let Attend { scale, soft_cap, window, sinks, .. } = attend;
+        assert!(sinks.is_none(), "a backend with attention sinks overrides this");
         match rope {
             Some(rope) => self.rotate_and_store(RotateAndStore { rope, values, slots, shape }, queries, keys, kv)?,
             None => self.store_kv(StoreKv { keys, values, slots, shape }, kv)?,

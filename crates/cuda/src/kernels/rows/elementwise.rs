@@ -120,6 +120,7 @@ pub(crate) fn activation_code(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
+        Activation::ClampedSwiglu => unreachable!("`Backend::supports` says that there is none"),
     }
 }
 

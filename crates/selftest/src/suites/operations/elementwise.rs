@@ -68,6 +68,7 @@ pub(super) fn exact(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt())),
+        Activation::ClampedSwiglu => unreachable!("only gates have it"),
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }

@@ -24,7 +24,8 @@ pub(super) fn experts(harness: &mut Harness<'_>) {
         let mlp = ExpertMlp {
             x: &harness.activation(&x, HIDDEN),
             router_logits: &harness.activation(&logits, 5),
-            routing: Routing { num_selected, normalize },
+            routing: Routing::softmax(num_selected, normalize),
+            score_bias: None,
             experts: &experts,
             activation: Activation::Silu,
         };
