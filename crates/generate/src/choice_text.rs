@@ -10,7 +10,7 @@ use pellucid_engine::{Error, Proposal, TokenEvent, fallible};
 use pellucid_sampling::{Logprobs, TokenTrace};
 use pellucid_tokenizer::{StopFilter, TextStream, TokenKind, Tokenizer};
 
-use crate::{CallDelta, Finish, PartKind, ReplyPart, ReplySplitter};
+use crate::{CallDelta, Finish, PartKind, ReplyPart, ReplySplitter, TokenVerdict};
 
 /// A piece of one choice that can be shown; [`Delta::append`] joins pieces to whole replies.
 #[derive(Debug, Clone, Default)]
@@ -74,13 +74,15 @@ pub struct ReplyTrace {
     pub token: TokenTrace,
     /// The token that a drafter proposed for this position, if one did. It had no influence on the choice.
     pub proposal: Option<Proposal>,
+    /// Verdicts of the guards on the token, in their order. The traces of a blocked token are never shown.
+    pub verdicts: Vec<TokenVerdict>,
 }
 
 impl ReplyTrace {
     /// Returns the trace of a token; `None` if the request does not ask for traces.
     pub(crate) fn of(token: TokenEvent) -> Option<ReplyTrace> {
         let TokenEvent { trace, proposal, .. } = token;
-        trace.map(|trace| ReplyTrace { token: *trace, proposal })
+        trace.map(|trace| ReplyTrace { token: *trace, proposal, verdicts: Vec::new() })
     }
 
     /// Whether the proposed token is the one that was chosen; `None` without a proposal.

@@ -35,8 +35,8 @@ pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptReque
 pub use grammars::Grammars;
 pub use guard::{
     Guard, GuardCount, GuardError, Guards, JudgedPrompt, Judging, MAX_MATCH_BYTES, ModelGuard, OnGuardError, Passage,
-    PatternError, PatternGuard, PromptText, Refusal, ReplyScanner, ReplyText, SEGMENT_CHARACTERS, Scan, Turn, Verdict,
-    VerdictFormat, VerdictKind,
+    PatternError, PatternGuard, PromptText, Refusal, ReplyScanner, ReplyText, SEGMENT_CHARACTERS, Scan, TokenVerdict,
+    Turn, Verdict, VerdictFormat, VerdictKind,
 };
 pub use model::{LoadedModel, ModelDetails};
 pub use pellucid_grammar::{

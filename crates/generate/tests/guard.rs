@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pellucid_generate::{
     Delta, Finish, Generation, GenerationEvent, GenerationRequest, Guard, GuardError, Guards, LoadedModel, ModelGuard,
-    OnGuardError, PatternGuard, PromptRequest, PromptText, Refusal, ReplyText, SEGMENT_CHARACTERS, Summary, Verdict,
-    VerdictFormat,
+    OnGuardError, PatternGuard, PromptRequest, PromptText, Refusal, ReplyText, ReplyTrace, SEGMENT_CHARACTERS, Summary,
+    TokenVerdict, Verdict, VerdictFormat, VerdictKind,
 };
 use support::{model, request};
 
@@ -56,6 +56,9 @@ fn nothing_of_a_blocked_span_is_returned() {
     assert_eq!(blocked.finish, Some(Finish::ContentFilter { guard: "patterns", rule: "line 1".into() }));
     assert_eq!(blocked.tokens, whole.tokens[..blocked.tokens.len()], "log probabilities of shown tokens are the same");
     assert!(blocked.tokens.len() < whole.tokens.len() && blocked.traces.len() == blocked.tokens.len());
+    let passed = TokenVerdict { guard: "patterns", kind: VerdictKind::ReplyPassed };
+    assert!(blocked.traces.iter().all(|trace| trace.verdicts == [passed]), "traces show verdicts");
+    assert!(whole.traces.iter().all(|trace| trace.verdicts.is_empty()));
     let shown: usize = blocked.tokens.iter().map(|token| model.tokenizer.decode(&[token.id], true).len()).sum();
     assert!(shown <= before.len(), "no log probability of a blocked token is returned");
     assert!(summary.completion_tokens > blocked.tokens.len() && summary.completion_tokens < 60);
@@ -192,7 +195,12 @@ fn a_guard_that_fails_in_a_reply_closes_or_opens() {
     let rule = "the guard failed: tired".into();
     assert_eq!((blocked.text.as_str(), blocked.finish), ("", Some(Finish::ContentFilter { guard: "slow", rule })));
     let open = slow(0, true, OnGuardError::Open);
-    assert_eq!(reply(&open, prompt(&open)).0.remove(0).text, whole.text);
+    let mut traced = prompt(&open);
+    traced.request.trace = true;
+    let opened = reply(&open, traced).0.remove(0);
+    assert_eq!(opened.text, whole.text);
+    let verdicts = |trace: &ReplyTrace| trace.verdicts.iter().map(|verdict| verdict.kind.verdict()).collect::<Vec<_>>();
+    assert!(!opened.traces.is_empty() && opened.traces.iter().all(|trace| verdicts(trace) == ["passed", "failed"]));
     let failed = |model: &LoadedModel| model.guards.counts().last().unwrap().count;
     assert!(failed(&closed) == 1 && failed(&open) >= 1);
 }

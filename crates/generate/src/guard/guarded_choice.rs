@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::reply_text::{ReplyText, num_characters};
-use super::{GuardError, Guards, OnGuardError, Passage, PromptText, ReplyScanner, Scan, Verdict, VerdictKind};
+use super::{
+    GuardError, Guards, OnGuardError, Passage, PromptText, ReplyScanner, Scan, TokenVerdict, Verdict, VerdictKind,
+};
 use crate::event_channel::VerdictSender;
 use crate::{Delta, Finish};
 
@@ -182,17 +184,17 @@ impl Stage {
             return Vec::new();
         }
         match verdict {
-            Ok(Verdict::Pass) => self.pass_segment(),
+            Ok(Verdict::Pass) => self.pass_segment(VerdictKind::ReplyPassed),
             Ok(Verdict::Block(rule)) => self.block(self.first_held, rule, VerdictKind::ReplyBlocked),
             Err(error) => self.fail(&error),
         }
     }
 
     /// Releases the segment that was judged, and gives the guard the next one.
-    fn pass_segment(&mut self) -> Vec<Piece> {
+    fn pass_segment(&mut self, kind: VerdictKind) -> Vec<Piece> {
         let Judge::Segments(segments) = &self.judge else { return Vec::new() };
         let end = self.first_held + segments.num_given;
-        let mut passed = self.pass(end);
+        let mut passed = self.pass_as(end, kind);
         passed.extend(self.give_segment());
         passed
     }
@@ -201,16 +203,25 @@ impl Stage {
     fn fail(&mut self, error: &GuardError) -> Vec<Piece> {
         if self.guards.on_error() == OnGuardError::Open {
             self.guards.count(self.number, VerdictKind::ReplyFailed);
-            return self.pass_segment();
+            return self.pass_segment(VerdictKind::ReplyFailed);
         }
         self.block(self.first_held, format!("the guard failed: {error}"), VerdictKind::ReplyFailed)
     }
 
-    /// Releases the held pieces before number `end`.
+    /// Releases the held pieces before number `end`, which the guard has passed.
     fn pass(&mut self, end: usize) -> Vec<Piece> {
+        self.pass_as(end, VerdictKind::ReplyPassed)
+    }
+
+    /// Releases the held pieces before number `end`; their traces show the verdict.
+    fn pass_as(&mut self, end: usize, kind: VerdictKind) -> Vec<Piece> {
         let num_passed = end.saturating_sub(self.first_held).min(self.held.len());
         self.first_held += num_passed;
-        let passed: Vec<Piece> = self.held.drain(..num_passed).collect();
+        let mut passed: Vec<Piece> = self.held.drain(..num_passed).collect();
+        let verdict = TokenVerdict { guard: self.guards.guard(self.number).name(), kind };
+        for trace in passed.iter_mut().flat_map(|piece| &mut piece.delta.traces) {
+            trace.verdicts.push(verdict);
+        }
         if passed.last().is_some_and(|piece| piece.delta.finish.is_some()) {
             self.is_over = true;
             self.held.clear();

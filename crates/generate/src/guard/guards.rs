@@ -82,6 +82,15 @@ impl VerdictKind {
     }
 }
 
+/// The verdict of one guard on a token that was shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenVerdict {
+    /// Name of the guard.
+    pub guard: &'static str,
+    /// [`VerdictKind::ReplyPassed`], or [`VerdictKind::ReplyFailed`] if guards that fail let text pass.
+    pub kind: VerdictKind,
+}
+
 /// Number of verdicts of one kind by one guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GuardCount {

@@ -20,7 +20,7 @@ use std::fmt;
 
 pub use guarded_choice::SEGMENT_CHARACTERS;
 pub(crate) use guarded_choice::{GuardedChoice, Piece};
-pub use guards::{GuardCount, Guards, JudgedPrompt, Judging, OnGuardError, Refusal, VerdictKind};
+pub use guards::{GuardCount, Guards, JudgedPrompt, Judging, OnGuardError, Refusal, TokenVerdict, VerdictKind};
 pub use model_guard::{ModelGuard, VerdictFormat};
 pub use patterns::{MAX_MATCH_BYTES, PatternError, PatternGuard};
 pub use prompt_text::{PromptText, Turn};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, PartKind, ReplyToken, ReplyTrace};
+use pellucid_generate::{Delta, PartKind, ReplyToken, ReplyTrace, TokenVerdict};
 use pellucid_sampling::RunnerTrace;
 use pellucid_tokenizer::Tokenizer;
 use serde::Serialize;
@@ -208,7 +208,7 @@ pub(crate) fn trace(shown: &ReplyTrace, tokenizer: &Tokenizer) -> Value {
         json!({ "name": step.name, "setting": step.setting, "entered": step.entered, "left": step.left,
                 "candidates": candidates })
     };
-    json!({
+    let mut shown_trace = json!({
         "position": trace.position,
         "id": trace.draw.winner.id,
         "text": text(trace.draw.winner.id),
@@ -225,5 +225,10 @@ pub(crate) fn trace(shown: &ReplyTrace, tokenizer: &Tokenizer) -> Value {
             "text": text(proposal.token),
             "accepted": shown.is_accepted(),
         })),
-    })
+    });
+    if !shown.verdicts.is_empty() {
+        let verdict = |verdict: &TokenVerdict| json!({ "guard": verdict.guard, "verdict": verdict.kind.verdict() });
+        shown_trace["guards"] = shown.verdicts.iter().map(verdict).collect();
+    }
+    shown_trace
 }

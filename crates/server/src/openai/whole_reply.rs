@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use pellucid_generate::{Delta, ReplyToken, ReplyTrace, Summary};
+use pellucid_generate::{Delta, ReplyToken, ReplyTrace, Summary, TokenVerdict};
 use pellucid_sampling::{CandidateTrace, StepTrace};
 
 use super::logprobs::{self, ChatLogprobs, CompletionLogprobs};
@@ -22,7 +22,8 @@ pub(crate) fn delta_bytes(delta: &Delta) -> usize {
         let step = |step: &StepTrace| {
             size_of::<StepTrace>() + step.setting.len() + step.candidates.len() * size_of::<CandidateTrace>()
         };
-        size_of::<ReplyTrace>() + trace.token.steps.iter().map(step).sum::<usize>()
+        let verdicts = trace.verdicts.len() * size_of::<TokenVerdict>();
+        size_of::<ReplyTrace>() + verdicts + trace.token.steps.iter().map(step).sum::<usize>()
     };
     let tokens = delta.tokens.iter();
     let tokens = tokens.map(|token| token_bytes(token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())));
