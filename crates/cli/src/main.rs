@@ -52,6 +52,7 @@ fn run() -> Result<()> {
         Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
         Command::Ps(args) => commands::server_models::ps(args, &cli.server_variables()?, &mut output),
         Command::Stop(args) => commands::server_models::stop(args, &cli.server_variables()?, &mut output),
+        Command::Open(_) => unreachable!("the command line turns it into `serve`"),
         Command::Explain(args) => {
             commands::explain::run(args, &hub, &interrupt, cli.wants_color(), cli.columns(), &mut output)
         }

@@ -10,6 +10,7 @@ pub(crate) mod inspect;
 pub(crate) mod list;
 pub(crate) mod model_on_device;
 pub(crate) mod models;
+pub(crate) mod open;
 pub(crate) mod perplexity;
 pub(crate) mod prove;
 pub(crate) mod pull;

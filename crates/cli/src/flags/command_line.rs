@@ -4,10 +4,10 @@
 
 use crate::commands::{
     bench::BenchArgs, completions::CompletionsArgs, completions::ManArgs, devices::DevicesArgs, embed::EmbedArgs,
-    explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, models::ModelsArgs, perplexity::PerplexityArgs,
-    prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs, selftest::SelftestArgs,
-    serve::ServeArgs, server_models::PsArgs, server_models::ServerVariables, server_models::StopArgs,
-    tokenize::TokenizeArgs,
+    explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, models::ModelsArgs, open::OpenArgs,
+    perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs,
+    selftest::SelftestArgs, serve::ServeArgs, server_models::PsArgs, server_models::ServerVariables,
+    server_models::StopArgs, tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
 use crate::flags::usage_error::{self, OrUsage};
@@ -49,6 +49,7 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     Ps(PsArgs),
     Stop(StopArgs),
+    Open(OpenArgs),
     Explain(ExplainArgs),
     Models(ModelsArgs),
     Pull(PullArgs),
@@ -95,7 +96,15 @@ struct StoreArgs {
 impl Cli {
     /// Parses the command line; for `serve` also the environment and the config file, which have lower precedence.
     pub(crate) fn read() -> Result<Cli> {
-        let arguments: Vec<OsString> = std::env::args_os().collect();
+        let cli = Cli::parse_layers(std::env::args_os().collect())?;
+        match &cli.command {
+            Command::Open(args) => Ok(Cli { store: cli.store, ..Cli::parse_layers(args.serve_arguments())? }),
+            _ => Ok(cli),
+        }
+    }
+
+    /// Parses a command line, and for `serve` the layers below it.
+    fn parse_layers(arguments: Vec<OsString>) -> Result<Cli> {
         let mut notes = Vec::new();
         let mut matches =
             Cli::command().try_get_matches_from(&arguments).unwrap_or_else(|error| usage_error::exit_with(&error));

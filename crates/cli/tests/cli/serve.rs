@@ -109,6 +109,32 @@ fn sampling_flags_are_defaults_of_requests() {
     assert!(refused.stderr.contains("--top-p: expected 0 to 1, found 1.5"), "{refused:?}");
 }
 
+/// `open` starts the program that opens addresses, and says where the page is if there is none.
+#[test]
+fn open_serves_and_opens_the_page() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let mut served = Served::spawn(home.command(&["open", "--port", "0", &model]));
+    let line = served.next_line("no browser could be opened");
+    assert!(line.contains(&format!("the page is at http://{}/", served.address)), "{line}");
+    served.terminate();
+    served.ended();
+
+    let opener = home.path().join(if cfg!(target_os = "macos") { "open" } else { "xdg-open" });
+    std::fs::write(&opener, "#!/bin/sh\necho \"$1\" >> \"$PELLUCID_HOME/opened\"\n").unwrap();
+    std::fs::set_permissions(&opener, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let served = Served::start(&home, &["--model", &model, "--open"], &[]);
+    let opened = home.path().join("opened");
+    let address = (0..500).find_map(|_| {
+        std::thread::sleep(Duration::from_millis(20));
+        std::fs::read_to_string(&opened).ok().filter(|text| text.ends_with('\n'))
+    });
+    assert_eq!(address.unwrap().trim(), format!("http://{}/", served.address));
+    served.terminate();
+    served.ended();
+}
+
 #[test]
 fn it_says_what_it_does_serves_and_leaves() {
     let home = Home::new();

@@ -71,6 +71,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub(super) port: u16,
 
+    /// Open the page in the browser, as `pellucid open` does
+    #[arg(long)]
+    pub(super) open: bool,
+
     /// Maximum sequences in a batch
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = number(1, 4096))]
     pub(super) max_sequences: usize,

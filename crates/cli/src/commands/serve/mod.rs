@@ -2,6 +2,7 @@
 //! down.
 
 mod access;
+mod browser;
 mod embeddings;
 mod fingerprint;
 mod flags;
@@ -65,6 +66,9 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
     let url = format!("{scheme}://{address}");
     if let Some(model) = models.models.first() {
         info!("try: {}", curl_text(&url, model, tenants.has_keys()));
+    }
+    if args.open {
+        browser::open(browser::page_url(scheme, address));
     }
     let options = Options {
         limits: args.limits(),
