@@ -43,6 +43,7 @@ pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;
 pub use log_losses::LogLosses;
 pub use models::{KeepAlive, LoadModel, ModelSource, OpenModel, Purpose, ServedModel, ServedModels};
+pub use ollama::pull::{ModelPuller, PullProgress, PullReport};
 pub use state::{Limits, Options};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.

@@ -19,6 +19,7 @@ use crate::metrics::Metrics;
 use crate::models::lease::TextLease;
 use crate::models::registry::Models;
 use crate::models::{Purpose, ServedModel, ServedModels};
+use crate::ollama::pull::ModelPuller;
 use crate::pages::base_url::own_url;
 use crate::responses::store::ResponseStore;
 
@@ -102,6 +103,8 @@ pub struct Options {
     pub device: String,
     /// Lines of the log that were lost, which the program counts and the metrics report.
     pub log_losses: Arc<LogLosses>,
+    /// Downloads models for `/api/pull`; without it, the route is refused.
+    pub puller: Option<Arc<dyn ModelPuller>>,
 }
 
 /// State shared by all routes.
@@ -118,6 +121,9 @@ pub(crate) struct App {
     pub(crate) client_memory: Arc<ClientMemory>,
     /// Responses that clients can continue.
     pub(crate) responses: ResponseStore,
+    pub(crate) puller: Option<Arc<dyn ModelPuller>>,
+    /// Locked while a model is pulled: one at a time.
+    pub(crate) pulling: Arc<tokio::sync::Mutex<()>>,
     pub(crate) cors_origins: Vec<String>,
     pub(crate) loopback_hosts_only: bool,
     pub(crate) device: String,
@@ -137,8 +143,17 @@ impl App {
         address: Option<SocketAddr>,
         has_tls: bool,
     ) -> App {
-        let Options { limits, tenants, proxies, cors_origins, loopback_hosts_only, vllm_metrics, device, log_losses } =
-            options;
+        let Options {
+            limits,
+            tenants,
+            proxies,
+            cors_origins,
+            loopback_hosts_only,
+            vllm_metrics,
+            device,
+            log_losses,
+            puller,
+        } = options;
         let names = models.models.iter().map(|model| model.id.clone()).collect();
         let metrics = Metrics::new(names, vllm_metrics, log_losses);
         let models = Arc::new(Models::new(models, metrics.models.clone()));
@@ -159,6 +174,8 @@ impl App {
             client_memory,
             models,
             responses,
+            puller,
+            pulling: Arc::default(),
             tenants,
             limits,
             drain,

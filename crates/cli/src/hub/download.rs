@@ -9,6 +9,7 @@ use super::partial_file::{Expected, PartialFile};
 use super::progress::{Progress, Screen};
 use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
+use anyhow::anyhow;
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use ureq::http::HeaderMap;
@@ -167,7 +168,9 @@ fn receive(answer: HubResponse, part: &mut PartialFile, bytes: u64, progress: &P
             return Err(Failure::remote(format!("{host} sent more than the {bytes} bytes expected")).into());
         }
         part.append(&buffer[..count])?;
-        progress.at(part.len());
+        if !progress.at(part.len()) {
+            return Err(Failure::Local(anyhow!("the pull was cancelled; the bytes so far are kept")).into());
+        }
     }
     Ok(())
 }

@@ -28,12 +28,13 @@ use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
+pub(crate) use progress::Observer;
 use progress::Screen;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The model store and the remote hub.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Hub {
     pub(crate) store: Store,
     pub(crate) remote: Remote,
@@ -42,7 +43,7 @@ pub(crate) struct Hub {
 }
 
 /// Source of downloads, set by flags and the environment.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Remote {
     pub(crate) endpoint: String,
     pub(crate) token: Option<Token>,
@@ -55,6 +56,11 @@ pub(crate) struct Remote {
 impl Hub {
     pub(crate) fn new(root: PathBuf, remote: Remote, interrupt: Interrupt) -> Hub {
         Hub { store: Store::new(root), remote, screen: Screen::new(), interrupt }
+    }
+
+    /// Returns this hub with transfers that `observer` sees in place of the terminal.
+    pub(crate) fn observed(&self, observer: Observer) -> Hub {
+        Hub { screen: Screen::observed(observer), ..self.clone() }
     }
 
     /// Returns the file or folder of a model: an existing path, or that of a pulled model. A model with a short name,

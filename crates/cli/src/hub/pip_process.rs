@@ -22,7 +22,7 @@ use std::thread;
 use std::time::Duration;
 
 /// The interpreter that runs pip.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Python {
     pub(crate) program: PathBuf,
     /// Names of the variables in the environment.

@@ -26,6 +26,14 @@ impl Hub {
         }
     }
 
+    /// Checks the form of a name that `pull` takes.
+    pub(crate) fn check_name(name: &str) -> Result<()> {
+        match known_models::find(name) {
+            Some(_) => Ok(()),
+            None => ModelRef::parse(name).map(|_| ()),
+        }
+    }
+
     fn client(&self) -> Result<Client> {
         Client::new(&self.remote.endpoint, self.remote.token.clone(), self.remote.stall)
     }

@@ -26,7 +26,7 @@ use crate::anthropic::routes as anthropic;
 use crate::connection::client_address::ClientAddress;
 use crate::llama_cpp::routes as llama_cpp;
 use crate::models::routes as models;
-use crate::ollama::{embed, routes as ollama};
+use crate::ollama::{embed, not_offered, pull, routes as ollama};
 use crate::openai::embeddings::{self, rerank};
 use crate::openai::models::ModelCard;
 use crate::openai::openapi;
@@ -67,6 +67,7 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(ollama::ps))
         .routes(routes!(ollama::show))
         .routes(routes!(ollama::version))
+        .routes(routes!(pull::pull))
         .routes(routes!(embeddings::embeddings))
         .routes(routes!(rerank::rerank))
         .routes(routes!(routes::models))
@@ -207,7 +208,8 @@ fn unknown_route(app: &SharedApp, request: &Request<Body>, table: &RouteTable) -
         let card = ModelCard::find(id, app, &caller.tenant)?;
         return Ok(respond::json(serde_json::to_string(&card).unwrap_or_default()));
     }
-    Err(table.unknown(request.method(), request.uri().path()))
+    let path = request.uri().path();
+    Err(not_offered(path).unwrap_or_else(|| table.unknown(request.method(), path)))
 }
 
 fn wrong_method(request: &Request<Body>, table: &RouteTable) -> ApiError {

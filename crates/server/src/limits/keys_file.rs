@@ -51,6 +51,9 @@ pub struct TenantConfig {
     /// Whether to allow `/metrics` although there are other tenants, whose activity it shows.
     #[serde(default)]
     pub metrics: bool,
+    /// Whether to allow `/api/pull`, which downloads models into the server's store.
+    #[serde(default)]
+    pub pull: bool,
 }
 
 impl fmt::Debug for TenantConfig {
@@ -162,7 +165,7 @@ fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
 }
 
 /// Names of the fields of a tenant.
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 14] = [
     "name",
     "keys",
     "keys_sha256",
@@ -176,6 +179,7 @@ const FIELDS: [&str; 13] = [
     "manage_models",
     "trace",
     "metrics",
+    "pull",
 ];
 
 /// Says what was expected, from the message of a parser and the text before the place that it names. The part of the

@@ -18,6 +18,24 @@ pub(crate) struct OllamaGenerateRequest;
 #[derive(Debug)]
 pub(crate) struct OllamaShowRequest;
 
+/// The request of `/api/pull`.
+#[derive(Debug)]
+pub(crate) struct OllamaPullRequest;
+
+impl PartialSchema for OllamaPullRequest {
+    fn schema() -> RefOr<Schema> {
+        object(&json!({ "model": { "type": "string", "maxLength": 512 },
+            "stream": { "type": ["boolean", "null"], "default": true },
+            "insecure": { "type": ["boolean", "null"], "enum": [false, null] } }))
+    }
+}
+
+impl ToSchema for OllamaPullRequest {
+    fn name() -> Cow<'static, str> {
+        "OllamaPullRequest".into()
+    }
+}
+
 impl PartialSchema for OllamaChatRequest {
     fn schema() -> RefOr<Schema> {
         let message = json!({ "type": "object", "required": ["role"], "properties": {

@@ -36,6 +36,7 @@ pub(super) fn tenant_configs(keys_file: Option<&Path>, api_key: Option<&str>) ->
             trace: true,
             metrics: true,
             manage_models: true,
+            pull: true,
             ..TenantConfig::default()
         });
     }

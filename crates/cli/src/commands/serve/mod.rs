@@ -7,6 +7,7 @@ mod embeddings;
 mod fingerprint;
 mod flags;
 mod on_demand;
+mod pull;
 mod reload;
 mod several;
 
@@ -79,6 +80,7 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         vllm_metrics: args.vllm_metrics,
         device,
         log_losses,
+        puller: Some(Arc::new(pull::HubPuller(hub.clone()))),
     };
     match pellucid_server::run(models, options, listener, tls, drain).context("the server cannot run")? {
         Ended::Drained => {

@@ -2,6 +2,7 @@
 
 use crate::support::{Home, Reply, Request, Server, noise, sha256, start};
 use serde_json::{Value, json};
+use std::io::{BufRead, Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -604,4 +605,73 @@ fn a_model_argument_pulls_from_the_hub_by_name_or_address() {
     assert!(ran.usage().contains("is not at the hub"), "{ran:?}");
     let listed = home.run(&["models"]);
     assert!(listed.ok().contains("o/r/m-Q8_0.gguf") && listed.ok().contains("pulled"), "{listed:?}");
+}
+
+/// Sends a request to `/api/pull` and returns the status and the body, without the sizes of its chunks.
+fn pull_over_http(address: &str, key: &str, body: &Value) -> (String, Vec<Value>) {
+    let body = body.to_string();
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let head = format!("POST /api/pull HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\nX-Api-Key: {key}\r\n");
+    write!(stream, "{head}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    let (head, body) = reply.split_once("\r\n\r\n").unwrap();
+    let lines = body.lines().filter(|line| line.starts_with('{')).map(|line| serde_json::from_str(line).unwrap());
+    (head.split(' ').nth(1).unwrap().to_owned(), lines.collect())
+}
+
+#[test]
+fn a_server_pulls_models_for_keys_with_the_right() {
+    let content = noise(700_000);
+    let hub = good_hub(&[("m.gguf", &content)]);
+    let home = Home::new();
+    let keys = home.path().join("keys.toml");
+    let tenants = "[[tenant]]\nname = \"a\"\nkeys = [\"key-with-right\"]\npull = true\n\
+                   [[tenant]]\nname = \"b\"\nkeys = [\"key-without-right\"]\n";
+    std::fs::write(&keys, tenants).unwrap();
+    let flags = ["serve", "--port", "0", "--model", "tiny", "--device", "cpu", "--keys-file", keys.to_str().unwrap()];
+    let mut child = home.command(&flags).env("HF_ENDPOINT", &hub.url).spawn().unwrap();
+    let log = std::io::BufReader::new(child.stderr.take().unwrap());
+    let mut lines = log.lines().map_while(Result::ok);
+    let address = lines.find_map(|line| Some(line.split_once("://")?.1.split(['"', ' ']).next()?.to_owned())).unwrap();
+    // The pipe must be read, or the server would block.
+    let reader = std::thread::spawn(move || lines.for_each(drop));
+    let pull = |key: &str, body: Value| pull_over_http(&address, key, &body);
+
+    let (status, lines) = pull("key-without-right", json!({ "model": "o/r" }));
+    assert_eq!((status.as_str(), lines[0].as_object().unwrap().len()), ("403", 1), "{lines:?}");
+    assert!(lines[0]["error"].as_str().unwrap().contains("`pull = true`"), "{lines:?}");
+    assert!(hub.requests().is_empty());
+    for (body, named) in [
+        (json!({ "model": "nonsense" }), "model: `nonsense` is not a model name"),
+        (json!({ "model": "o/r", "insecure": true }), "insecure is not supported"),
+        (json!({}), "model is missing"),
+    ] {
+        let (status, lines) = pull("key-with-right", body);
+        assert_eq!(status, "400", "{lines:?}");
+        assert!(lines[0]["error"].as_str().unwrap().contains(named), "{lines:?}");
+    }
+
+    let (status, lines) = pull("key-with-right", json!({ "model": "o/r" }));
+    assert_eq!(status, "200");
+    assert_eq!(lines.first().unwrap(), &json!({ "status": "pulling manifest" }));
+    assert_eq!(lines.last().unwrap(), &json!({ "status": "success" }));
+    let last = &lines[lines.len() - 2];
+    assert_eq!((&last["completed"], &last["total"]), (&json!(700_000), &json!(700_000)), "{lines:?}");
+    let completed: Vec<u64> = lines.iter().filter_map(|line| line["completed"].as_u64()).collect();
+    assert!(completed.is_sorted(), "{completed:?}");
+    assert_eq!(std::fs::read(home.model_folder("o/r").join("m.gguf")).unwrap(), content);
+
+    let whole = |model: &str| pull("key-with-right", json!({ "name": model, "stream": false }));
+    assert_eq!(whole("o/r:latest"), ("200".to_owned(), vec![json!({ "status": "success" })]));
+    let (status, lines) = whole("o/other");
+    assert_eq!(status, "502", "{lines:?}");
+    assert!(lines[0]["error"].as_str().unwrap().contains("o/other"), "{lines:?}");
+    let (status, lines) = pull("key-with-right", json!({ "model": "o/other" }));
+    assert_eq!((status.as_str(), lines.len()), ("200", 2));
+    assert!(lines[1]["error"].as_str().unwrap().contains("o/other"), "{lines:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    reader.join().unwrap();
 }

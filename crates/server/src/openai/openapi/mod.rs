@@ -134,7 +134,7 @@ const STRICT: [&str; 20] = [
 /// Routes for which a server needs a model that computes vectors.
 const EMBEDDER_ROUTES: [&str; 3] = ["/v1/embeddings", "/v1/rerank", "/api/embed"];
 /// Routes that serve every kind of model. All others need a model that generates text.
-const COMMON_ROUTES: [&str; 11] = [
+const COMMON_ROUTES: [&str; 12] = [
     "/",
     "/docs",
     "/openapi.json",
@@ -146,6 +146,7 @@ const COMMON_ROUTES: [&str; 11] = [
     "/models/unload",
     "/v1/models",
     "/v1/models/{id}",
+    "/api/pull",
 ];
 
 /// Refuses a route that none of the server's models can serve.

@@ -187,3 +187,25 @@ fn a_reply_that_fails_ends_with_an_error_line() {
     let lines = lines(&post(&server, "/api/chat", &body));
     assert!(lines.last().unwrap()["error"].is_string(), "{lines:?}");
 }
+
+#[test]
+fn routes_that_are_not_offered_say_what_takes_their_place() {
+    let server = Server::start();
+    for (method, path, named) in [
+        ("DELETE", "/api/delete", "`pellucid rm`"),
+        ("POST", "/api/copy", "`--alias`"),
+        ("POST", "/api/create", "`--chat-template`"),
+        ("POST", "/api/push", "uploads nothing"),
+        ("POST", "/api/blobs/sha256:00", "/api/pull"),
+        ("POST", "/api/embeddings", "/api/embed"),
+    ] {
+        let response = server.request(method, path, &[], b"");
+        assert_eq!(response.status, 501, "{path}: {}", response.text());
+        assert!(response.text().contains(named), "{path}: {}", response.text());
+    }
+    let unknown = server.request("POST", "/api/pushes", &[], b"");
+    assert_eq!(unknown.status, 404);
+    // Without keys, nobody has the right to fill the operator's disk.
+    let refused = server.post("/api/pull", r#"{"model": "smollm2"}"#);
+    assert_eq!((refused.status, refused.json().as_object().unwrap().len()), (403, 1), "{}", refused.text());
+}

@@ -51,6 +51,7 @@ pub struct Setup {
     pub drafter: Option<Box<dyn Drafter>>,
     pub guards: Guards,
     pub purpose: Purpose,
+    pub puller: Option<Arc<dyn pellucid_server::ModelPuller>>,
 }
 
 /// The models of a test's server.
@@ -81,6 +82,7 @@ impl Default for Setup {
             drafter: None,
             guards: Guards::default(),
             purpose: Purpose::Text,
+            puller: None,
         }
     }
 }
@@ -101,6 +103,7 @@ impl Setup {
             cors_origins: self.cors_origins.clone(),
             loopback_hosts_only: self.loopback_hosts_only,
             vllm_metrics: true,
+            puller: self.puller.clone(),
             device: "a device for tests".into(),
             log_losses: Arc::default(),
         }
