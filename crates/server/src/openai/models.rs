@@ -4,6 +4,7 @@ use pellucid_generate::{LoadedEmbedder, LoadedModel, ShorterVectors};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::openapi::schemas;
 use super::sampling::default_parameters;
 use super::shared_fields::unknown_model;
 use crate::http::error::ApiError;
@@ -54,7 +55,7 @@ pub(crate) struct EmbeddingCard {
     /// Values of a vector.
     dimensions: usize,
     /// Values that `dimensions` of a request may ask for instead: a list, `any` number up to `dimensions`, or `none`.
-    #[schema(value_type = Object)]
+    #[schema(schema_with = schemas::shorter_vectors)]
     shorter: serde_json::Value,
     /// How the rows of a text become its vector: `mean`, `cls` or `last`.
     pooling: &'static str,

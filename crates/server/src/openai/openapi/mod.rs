@@ -5,7 +5,7 @@ pub(crate) mod schemas;
 
 use std::borrow::Cow;
 
-use pellucid_generate::{ChatPrompt, LoadedModel};
+use pellucid_generate::{ChatPrompt, LoadedEmbedder, LoadedModel, ShorterVectors};
 use pellucid_sampling::MAX_VOCAB_SIZE;
 use pellucid_tokenizer::message;
 use serde_json::{Value, json};
@@ -222,6 +222,9 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models
         if let Some(example) = example(name, &id) {
             schema["examples"] = json!([example]);
         }
+        if let (Some(embedder), true) = (app.models.fixed_embedder().filter(|_| names_models), is_of_embedder) {
+            fit_embedder(schema, embedder);
+        }
         if name == "ChatMessage" && model.is_some_and(|model| !writes_names(model)) {
             let description = "Only for the result of a tool, whose name it must be: the model's chat template does not \
                                write names.";
@@ -271,6 +274,26 @@ fn writes_names(model: &LoadedModel) -> bool {
         named["name"] = json!("b");
         matches!(model.prompts().unwritten_name(&ChatPrompt::new(&[named])), Ok(None))
     })
+}
+
+/// Sets the ranges of fields that depend on the model that computes vectors.
+fn fit_embedder(schema: &mut Value, embedder: &LoadedEmbedder) {
+    let info = embedder.info();
+    if let Some(property) = schema.pointer_mut("/properties/dimensions") {
+        let full = info.num_dimensions;
+        match &embedder.shorter {
+            ShorterVectors::Any => property["maximum"] = json!(full),
+            ShorterVectors::None => property["enum"] = json!([full, null]),
+            ShorterVectors::Listed(lengths) => {
+                let all = lengths.iter().chain([&full]).map(|length| json!(length)).chain([Value::Null]);
+                property["enum"] = all.collect();
+            }
+        }
+    }
+    if let Some(property) = schema.pointer_mut("/properties/truncate_prompt_tokens") {
+        let own = embedder.tokenizer.prefix().len() + embedder.tokenizer.suffix().len();
+        property["anyOf"] = json!([{ "enum": [-1, null] }, { "minimum": own + 1, "maximum": info.context_len }]);
+    }
 }
 
 /// Names the variables of the model's chat template.

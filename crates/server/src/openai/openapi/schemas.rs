@@ -57,6 +57,13 @@ pub(crate) fn embedding_input() -> RefOr<Schema> {
         { "type": "array", "minItems": 1, "maxItems": MAX_TEXTS, "items": ids }] }))
 }
 
+pub(crate) fn shorter_vectors() -> RefOr<Schema> {
+    let description = "Values that `dimensions` of a request may ask for instead: a list, `any` number up to \
+                       `dimensions`, or `none`";
+    schema(json!({ "description": description, "anyOf": [
+        { "type": "string", "enum": ["any", "none"] }, { "type": "array", "items": { "type": "integer" } }] }))
+}
+
 pub(crate) fn texts() -> RefOr<Schema> {
     let text = json!({ "type": "string", "minLength": 1 });
     schema(json!({ "description": "A text, or a list of texts", "anyOf": [
