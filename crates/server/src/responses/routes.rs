@@ -112,7 +112,11 @@ pub(crate) async fn create(
         Ok((spec, repeated, paths))
     };
     let (body, permit) = receive_body(&app, &caller, request, true).await?;
-    let ((spec, repeated, paths), admission) = body.parse_blocking(permit, ModelChoice::of(&app), read).await?;
+    // A short body may name a long text that is stored. Without one, a thread would only cost time.
+    let ((spec, repeated, paths), admission) = match app.responses.is_empty(&caller.tenant) {
+        true => body.parse(permit, ModelChoice::of(&app), read).await?,
+        false => body.parse_blocking(permit, ModelChoice::of(&app), read).await?,
+    };
     let form = ResponseForm::new((&app, &admission.model), &caller, repeated, &spec);
     let form = form.inspect_err(|error| admission.permit.refuse(error))?;
     respond(app, caller, admission, spec, Box::new(form)).await.map_err(|error| paths.translate(error))

@@ -145,6 +145,11 @@ impl ResponseStore {
         self.lock().get_mut(&tenant.id)?.get(id)
     }
 
+    /// Whether a tenant has no response, so that none of its requests can name a stored text.
+    pub(super) fn is_empty(&self, tenant: &Tenant) -> bool {
+        self.lock().get(&tenant.id).is_none_or(|responses| responses.by_id.is_empty())
+    }
+
     /// Returns an item of a tenant's responses.
     pub(super) fn item(&self, tenant: &Tenant, id: &str) -> Option<StoredItem> {
         let tenants = self.lock();
@@ -309,6 +314,7 @@ mod tests {
         }
         let found: Vec<usize> = (0..50).filter(|i| store.get(&a, &format!("a{i}")).is_some()).collect();
         assert_eq!(found, [45, 46, 47, 48, 49]);
+        assert!(!store.is_empty(&a) && store.is_empty(&b));
         assert!(store.insert(&b, "b", response("b", 10, &[])));
         // A response that can never fit evicts nothing.
         assert!(!store.insert(&a, "large", response("large", 20 * UNIT, &[])));

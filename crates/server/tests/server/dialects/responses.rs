@@ -320,6 +320,8 @@ fn a_long_conversation_counts_as_memory_of_the_request() {
     // One message more, but ten copies of the conversation.
     let reference = json!({ "id": server.get(&format!("{PATH}/{}/input_items", long["id"].as_str().unwrap())).ok()
         ["data"][0]["id"] });
+    // The reply that was just read may hold its memory for a moment.
+    server.until("pellucid_client_memory_bytes", 0.0);
     let refused = server.post(PATH, &body(json!({ "input": vec![reference; 10], "max_output_tokens": 1 })));
     assert_eq!(refused.refused(413).1.as_deref(), Some("request_too_large"));
     server.until("pellucid_client_memory_bytes", 0.0);
