@@ -236,3 +236,16 @@ fn tokens_are_shown_as_text_and_not_as_letters_of_byte_pairs() {
     assert!(table.contains("     260  ␣hello ") && table.contains("  \\xf0 "), "{table}");
     assert!(table.contains("  ⏎ ") && !table.contains(['Ġ', 'Ċ', 'ð']), "{table}");
 }
+
+#[test]
+fn encoders_say_what_they_compute() {
+    let encoder = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("../selftest/fixtures/encoders").join(name);
+    for name in ["bert", "modern-bert", "nomic-bert"] {
+        let report = inspect_json(&encoder(name), &[]);
+        assert!(report["computes"].as_str().unwrap().starts_with("vectors of 48 values"), "{report}");
+        assert_eq!((&report["cannot_run"], &report["kv_memory"]), (&Value::Null, &Value::Null));
+        let path = encoder(name);
+        let text = Home::new().run(&["inspect", path.to_str().unwrap()]).ok().to_owned();
+        assert!(text.contains("computes        vectors of 48 values") && !text.contains("KV memory"), "{text}");
+    }
+}

@@ -5,7 +5,7 @@ use super::hyperparameters::Hyperparameters;
 use crate::terminal::token_table;
 use anyhow::{Context, Result};
 use pellucid_checkpoint::Checkpoint;
-use pellucid_model::Error;
+use pellucid_model::{EncoderConfig, Error, is_encoder, read_encoder_config};
 use pellucid_tensor::DType;
 use pellucid_tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -20,6 +20,8 @@ pub(super) struct Report<'a> {
     pub(super) num_parameters: u64,
     pub(super) types: BTreeMap<DType, TypeTotal>,
     pub(super) kv: Option<KvMemory>,
+    /// The results of a model that generates no text.
+    pub(super) computes: Option<String>,
     /// Reason why the model cannot be run.
     pub(super) cannot_run: Option<String>,
 }
@@ -58,7 +60,19 @@ impl<'a> Report<'a> {
             total.parameters += tensor.num_elements() as u64;
             total.bytes += tensor.num_bytes() as u64;
         }
-        let kv = KvMemory::of(&numbers, args)?;
+        // Encoders keep nothing between texts, so they have no KV memory.
+        let encoder = is_encoder(checkpoint).unwrap_or(false).then(|| read_encoder_config(checkpoint));
+        let kv = if encoder.is_some() { None } else { KvMemory::of(&numbers, args)? };
+        let error = match &encoder {
+            Some(Ok(_)) => None,
+            Some(Err(error)) => Some(error.to_string()),
+            None => pellucid_model::read_config(checkpoint).err().map(|error| match error {
+                // The full messages list all supported architectures or tensors, which is too long here.
+                Error::UnsupportedArchitecture { .. } => "its architecture is not supported".into(),
+                Error::NoWeights => "it holds a vocabulary and no weights".into(),
+                other => other.to_string(),
+            }),
+        };
         Ok(Report {
             checkpoint,
             architecture: checkpoint.architecture()?.to_owned(),
@@ -66,12 +80,8 @@ impl<'a> Report<'a> {
             numbers,
             types,
             kv,
-            cannot_run: pellucid_model::read_config(checkpoint).err().map(|error| match error {
-                // The full messages list all supported architectures or tensors, which is too long here.
-                Error::UnsupportedArchitecture { .. } => "its architecture is not supported".into(),
-                Error::NoWeights => "it holds a vocabulary and no weights".into(),
-                other => other.to_string(),
-            }),
+            computes: encoder.and_then(Result::ok).map(|config| computed_text(&config)),
+            cannot_run: error,
         })
     }
 
@@ -90,6 +100,7 @@ impl<'a> Report<'a> {
         let mut report = json!({
             "name": numbers.name,
             "architecture": self.architecture,
+            "computes": self.computes,
             "cannot_run": self.cannot_run,
             "parameters": self.num_parameters,
             "file_bytes": self.checkpoint.file_bytes(),
@@ -132,6 +143,15 @@ impl<'a> Report<'a> {
         }
         report
     }
+}
+
+/// Says what an encoder computes.
+fn computed_text(config: &EncoderConfig) -> String {
+    if config.classifier.is_some() {
+        return "scores of pairs of texts".into();
+    }
+    let pooling = config.pooling.map_or_else(String::new, |pooling| format!(", pooling {}", pooling.name()));
+    format!("vectors of {} values{pooling}", config.hidden_size)
 }
 
 impl KvMemory {

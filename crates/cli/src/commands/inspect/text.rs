@@ -19,6 +19,9 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
         line("name", escaped(name))?;
     }
     line("architecture", escaped(&report.architecture))?;
+    if let Some(results) = &report.computes {
+        line("computes", results.clone())?;
+    }
     if let Some(reason) = &report.cannot_run {
         line("can be run", format!("no: {}", escaped(reason)))?;
     }
