@@ -8,7 +8,7 @@
 
 #![no_main]
 
-#[path = "../../crates/server/tests/support/mod.rs"]
+#[path = "../../crates/server/tests/server/support/mod.rs"]
 mod support;
 
 use std::io::{ErrorKind, Read, Write};
