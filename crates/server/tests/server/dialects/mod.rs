@@ -1,6 +1,7 @@
 //! APIs other than OpenAI's, which become requests of OpenAI's and answer in their own form.
 
 mod anthropic;
+mod bad_input;
 mod llama_cpp;
 mod ollama;
 mod responses;
