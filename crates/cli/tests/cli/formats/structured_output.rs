@@ -40,7 +40,7 @@ fn bad_grammars_are_errors_of_usage() {
     };
     assert!(problem(&["--json-schema", path]).contains("could not read"));
     std::fs::write(path, "{").unwrap();
-    assert!(problem(&["--json-schema", path]).contains("is not valid JSON"));
+    assert!(problem(&["--json-schema", path]).contains("this is not JSON"));
     std::fs::write(path, r#"{"items":{"uniqueItems":true}}"#).unwrap();
     assert!(problem(&["--json-schema", path]).contains("--json-schema: the schema at #/items/uniqueItems: "));
     assert!(problem(&["--regex", "("]).contains("unclosed group"));
