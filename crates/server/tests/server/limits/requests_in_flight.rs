@@ -34,10 +34,11 @@ fn a_disconnected_client_frees_its_blocks() {
     drop((streamed, whole));
     // The request in the queue starts, and disconnects while its prompt is computed.
     server.until("pellucid_requests_waiting", 0.0);
+    server.until("pellucid_sequences_running", 1.0);
     drop(waiting);
+    server.until("pellucid_engine_cancels_total", 3.0);
     server.settles();
     assert_eq!(server.metric("pellucid_requests_waiting"), 0.0);
-    assert_eq!(server.metric("pellucid_engine_cancels_total"), 3.0);
     server.slow_down(0);
     server.chat("").ok();
 }
