@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
-import { browser, lastReply, open, replyEnded, send, serve, tinyModel, withSettings } from "./setup.mjs";
+import { browser, lastReply, open, replyEnded, send, serve, slowNetwork, tinyModel, withSettings } from "./setup.mjs";
 
 /** Without it, the tiny model would end a long reply at random. */
 const LONG = ["--min-tokens", "3500"];
@@ -39,6 +39,7 @@ test("stop ends a reply and keeps its beginning", async () => {
   const own = await serve(model, { flags: LONG });
   const { page, context } = await open(own.url);
   await withSettings(page, { maxTokens: 3900 });
+  await slowNetwork(page);
   await send(page, "long");
   await page.waitForFunction(() => (document.querySelector(".reply-text")?.textContent.length ?? 0) > 20);
   await page.click('[aria-label="Stop the reply"]');
@@ -169,9 +170,11 @@ test("a restart of the server in the middle of a reply is told, and the page rec
   let own = await serve(model, { flags: LONG });
   const { page, context } = await open(own.url);
   await withSettings(page, { maxTokens: 3900 });
+  const endSlowNetwork = await slowNetwork(page);
   await send(page, "long");
   await page.waitForFunction(() => (document.querySelector(".reply-text")?.textContent.length ?? 0) > 20);
   await own.kill();
+  await endSlowNetwork();
   await page.waitForSelector(".message.reply.failed .failure");
   await page.waitForSelector(".banner.offline");
   own = await serve(model, { port: own.port });

@@ -5,6 +5,7 @@ import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { createInterface } from "node:readline";
+import { after } from "node:test";
 
 const binaries = resolve(process.env.PELLUCID_BINARIES ?? "target/debug");
 const modules = createRequire(resolve(process.env.PELLUCID_NODE_MODULES ?? "target/clients/node_modules", "x.js"));
@@ -22,6 +23,10 @@ export function tinyModel() {
   return folder;
 }
 
+// A test that fails leaves its server running, and node would wait for it.
+const servers = new Set();
+after(() => servers.forEach((child) => child.kill("SIGKILL")));
+
 /** Starts a server; `port` 0 is a free one. */
 export async function serve(model, { port = 0, flags = [], env = {} } = {}) {
   const words = ["serve", "--model", model, "--served-model-name", "tiny", "--port", `${port}`, "--log-format", "json"];
@@ -29,6 +34,7 @@ export async function serve(model, { port = 0, flags = [], env = {} } = {}) {
     stdio: ["ignore", "ignore", "pipe"],
     env: { PATH: process.env.PATH, PELLUCID_HOME: scratch, ...env },
   });
+  servers.add(child);
   const log = [];
   const url = await new Promise((found, failed) => {
     createInterface({ input: child.stderr }).on("line", (line) => {
@@ -93,6 +99,21 @@ export async function withSettings(page, settings) {
   await page.evaluate((given) => localStorage.setItem("pellucid.settings", JSON.stringify(given)), settings);
   await page.reload();
   await page.waitForSelector("#prompt");
+}
+
+/** Makes the page receive so few bytes a second that a long reply takes a minute; returns a way back. */
+export async function slowNetwork(page) {
+  const session = await page.context().newCDPSession(page);
+  await session.send("Network.enable");
+  const limit = (downloadThroughput) =>
+    session.send("Network.emulateNetworkConditions", {
+      offline: false,
+      latency: 0,
+      downloadThroughput,
+      uploadThroughput: -1,
+    });
+  await limit(20_000);
+  return () => limit(-1);
 }
 
 export async function send(page, text) {

@@ -3,14 +3,14 @@
 use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
-use axum::http::{Request, Response};
+use axum::http::{Request, Response, StatusCode};
 use pellucid_generate::{LoadedEmbedder, LoadedModel};
 use utoipa::ToSchema;
 
 use super::Purpose;
 use crate::http::body::ReadBody;
 use crate::http::caller::Caller;
-use crate::http::error::ApiError;
+use crate::http::error::{ApiError, ErrorBody};
 use crate::http::fields::{self, Fields};
 use crate::http::routes::{BodyRefusals, Refusals, receive_body};
 use crate::openai::models::ModelCard;
@@ -52,7 +52,8 @@ pub(crate) async fn load(
 /// A model with requests in flight is unloaded when they have ended, and the reply says `ready`. Needs the right
 /// `manage_models` where keys are used.
 #[utoipa::path(post, path = "/models/unload", tag = "Operations", request_body = ModelRequest, responses(
-    (status = 200, body = ModelCard), Refusals, BodyRefusals))]
+    (status = 200, body = ModelCard), (status = 409, body = ErrorBody, description = "Loaded as long as the server runs"),
+    Refusals, BodyRefusals))]
 pub(crate) async fn unload(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
@@ -61,7 +62,7 @@ pub(crate) async fn unload(
     let (index, name) = read(&app, &caller, request).await?;
     if app.models.entries()[index].is_fixed() {
         let message = format!("the model {name:?} is loaded as long as the server runs");
-        return Err(ApiError::field("model", message).code("unsupported_value"));
+        return Err(ApiError::refused(StatusCode::CONFLICT, "model_not_on_demand", message).param("model"));
     }
     app.models.unload(index, app.limits.request_timeout).await;
     card(&app, &caller, &name)

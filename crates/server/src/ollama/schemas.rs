@@ -40,7 +40,7 @@ impl PartialSchema for OllamaChatRequest {
     fn schema() -> RefOr<Schema> {
         let message = json!({ "type": "object", "required": ["role"], "properties": {
             "role": { "type": "string", "enum": ["system", "user", "assistant", "tool"] },
-            "content": { "type": "string" } } });
+            "content": { "type": ["string", "null"] } } });
         let mut properties = common();
         properties["messages"] = json!({ "type": ["array", "null"], "maxItems": 4096, "items": message });
         properties["tools"] = json!({ "type": ["array", "null"], "items": { "type": "object" } });

@@ -461,7 +461,7 @@ fn a_model_whose_engine_is_lost_is_loaded_again() {
 fn a_fixed_model_cannot_be_unloaded() {
     let server = Server::start();
     let refused = server.post("/models/unload", r#"{"model": "tiny"}"#);
-    assert_eq!((refused.status, &json_of(&refused)["error"]["code"]), (400, &json!("unsupported_value")));
+    assert_eq!((refused.status, &json_of(&refused)["error"]["code"]), (409, &json!("model_not_on_demand")));
     let card = json_of(&server.get("/v1/models/tiny"));
     assert_eq!((&card["pellucid"]["state"], &card["pellucid"]["on_demand"]), (&json!("ready"), &json!(false)));
     let unknown = server.post("/models/load", r#"{"model": "other"}"#);
