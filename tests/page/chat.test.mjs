@@ -121,6 +121,7 @@ test("everything can be done with the keyboard", async () => {
   await withSettings(page, { maxTokens: 20 });
   await page.waitForSelector(".welcome");
   await page.keyboard.press("?");
+  await page.waitForSelector("dialog[open]");
   assert.ok((await page.locator("dialog .keys tr").count()) > 15);
   await page.keyboard.press("Escape");
   await page.waitForSelector("dialog", { state: "detached" });
