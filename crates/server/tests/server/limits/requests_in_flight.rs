@@ -35,6 +35,8 @@ fn a_disconnected_client_frees_its_blocks() {
     // The request in the queue starts, and disconnects while its prompt is computed.
     server.until("pellucid_requests_waiting", 0.0);
     server.until("pellucid_sequences_running", 1.0);
+    // A client that is gone is noticed within seconds; its reply must not end before.
+    server.slow_down(400);
     drop(waiting);
     server.until("pellucid_engine_cancels_total", 3.0);
     server.settles();
