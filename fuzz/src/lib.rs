@@ -126,5 +126,7 @@ pub fn hugging_face(tokenizer: String, tokenizer_config: Option<Value>) -> Huggi
         tokenizer: Some(tokenizer),
         tokenizer_config,
         chat_template: None,
+        pooling_config: None,
+        sentence_config: None,
     }
 }
