@@ -25,11 +25,22 @@ pub enum DType {
     IQ4_NL,
     IQ4_XS,
     MXFP4,
+    NVFP4,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    TQ1_0,
+    TQ2_0,
+    F8_E4M3,
 }
 
 impl DType {
     /// Every format, in the order of the documentation.
-    pub const ALL: [DType; 16] = [
+    pub const ALL: [DType; 27] = [
         DType::F32,
         DType::F16,
         DType::BF16,
@@ -46,6 +57,17 @@ impl DType {
         DType::IQ4_NL,
         DType::IQ4_XS,
         DType::MXFP4,
+        DType::NVFP4,
+        DType::IQ1_S,
+        DType::IQ1_M,
+        DType::IQ2_XXS,
+        DType::IQ2_XS,
+        DType::IQ2_S,
+        DType::IQ3_XXS,
+        DType::IQ3_S,
+        DType::TQ1_0,
+        DType::TQ2_0,
+        DType::F8_E4M3,
     ];
 
     /// Values in a block; a row's length is a multiple of it. Never zero.
@@ -53,7 +75,11 @@ impl DType {
         match self {
             DType::F32 | DType::F16 | DType::BF16 => 1,
             DType::Q4_0 | DType::Q4_1 | DType::Q5_0 | DType::Q5_1 | DType::Q8_0 | DType::IQ4_NL | DType::MXFP4 => 32,
-            DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K | DType::IQ4_XS => 256,
+            DType::NVFP4 => 64,
+            DType::F8_E4M3 => 128,
+            DType::Q2_K | DType::Q3_K | DType::Q4_K | DType::Q5_K | DType::Q6_K => 256,
+            DType::IQ1_S | DType::IQ1_M | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => 256,
+            DType::IQ3_XXS | DType::IQ3_S | DType::IQ4_XS | DType::TQ1_0 | DType::TQ2_0 => 256,
         }
     }
 
@@ -68,12 +94,21 @@ impl DType {
             DType::Q5_1 => 24,
             DType::Q8_0 => 34,
             DType::Q2_K => 84,
-            DType::Q3_K => 110,
+            DType::Q3_K | DType::IQ3_S => 110,
             DType::Q4_K => 144,
             DType::Q5_K => 176,
             DType::Q6_K => 210,
             DType::IQ4_XS => 136,
             DType::MXFP4 => 17,
+            DType::NVFP4 => 36,
+            DType::IQ1_S => 50,
+            DType::IQ1_M => 56,
+            DType::IQ2_XXS | DType::TQ2_0 => 66,
+            DType::IQ2_XS => 74,
+            DType::IQ2_S => 82,
+            DType::IQ3_XXS => 98,
+            DType::TQ1_0 => 54,
+            DType::F8_E4M3 => 132,
         }
     }
 
@@ -89,7 +124,7 @@ impl DType {
         self.block_len() > 1
     }
 
-    /// The name that GGUF tools use.
+    /// The name that GGUF tools use, or for F8_E4M3, which no GGUF file has, that of safetensors files.
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "F32",
@@ -108,6 +143,17 @@ impl DType {
             DType::IQ4_NL => "IQ4_NL",
             DType::IQ4_XS => "IQ4_XS",
             DType::MXFP4 => "MXFP4",
+            DType::NVFP4 => "NVFP4",
+            DType::IQ1_S => "IQ1_S",
+            DType::IQ1_M => "IQ1_M",
+            DType::IQ2_XXS => "IQ2_XXS",
+            DType::IQ2_XS => "IQ2_XS",
+            DType::IQ2_S => "IQ2_S",
+            DType::IQ3_XXS => "IQ3_XXS",
+            DType::IQ3_S => "IQ3_S",
+            DType::TQ1_0 => "TQ1_0",
+            DType::TQ2_0 => "TQ2_0",
+            DType::F8_E4M3 => "F8_E4M3",
         }
     }
 }

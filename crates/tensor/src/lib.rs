@@ -13,10 +13,11 @@ pub mod quant;
 mod tensor;
 
 pub use backend::{
-    Activation, Attend, Attention, Backend, BidirectionalAttention, DigestTicket, Error, ExpertMlp, Extension,
-    GatedMlp, GatedMlpCall, HeadShape, HostFloats, HostWeight, Input, KvLayer, Linear, Output, Pending, Residual,
-    RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, RowDigest, RowQuery, Scoring, SequenceSpan, Shortlist,
-    StepIndex, StepMemo, StoreKv, TableRows, TokenSlots, TokenSource,
+    Activation, Attend, Attention, Backend, BidirectionalAttention, DeltaNet, DeltaNetShape, DigestTicket, Error,
+    ExpertMlp, Extension, GatedMlp, GatedMlpCall, HeadShape, HostFloats, HostWeight, Input, KvLayer, Linear, Mamba2,
+    Mamba2Shape, Output, Pending, PlainMlp, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing, RowDigest,
+    RowQuery, Scoring, SequenceSpan, ShortConvolution, Shortlist, StateSave, StateSpan, StepIndex, StepMemo, StoreKv,
+    TableRows, TokenSlots, TokenSource, ValueHeadOrder, Values,
 };
 pub use bytes::{BytesOwner, SharedBytes};
 pub use dtype::DType;

@@ -25,6 +25,8 @@ pub enum Activation {
     GeluTanh,
     /// gpt-oss, for gates alone: `x * sigmoid(1.702 x) * (up + 1)`, with x at most 7 and up from -7 to 7.
     ClampedSwiglu,
+    /// max(x, 0)^2. Needs [`Extension::SquaredRelu`].
+    SquaredRelu,
 }
 
 /// Which two values of a head are rotated together.
@@ -46,6 +48,123 @@ pub struct SequenceSpan {
     pub blocks: Range<usize>,
 }
 
+/// The states of one sequence in a step, for layers with a recurrence.
+///
+/// A state is the memory of a recurrent layer after some position. The rows of a tensor of states are slots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateSpan {
+    /// Slot of the state before the sequence's first row of the step; `None` for zeros.
+    pub from: Option<u32>,
+    /// Range of the step's flat list of saves, in the order of their rows.
+    pub saves: Range<usize>,
+}
+
+/// A slot that the state after a row is saved to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateSave {
+    /// Row, counted from the start of the chunk or, in a step, from the sequence's first row.
+    pub row: u32,
+    pub slot: u32,
+}
+
+/// Arguments of [`Backend::short_convolution`](crate::Backend::short_convolution). Needs
+/// [`Extension::ShortConvolution`].
+#[derive(Debug)]
+pub struct ShortConvolution<'a> {
+    /// `[rows][3 * channels]`: the gate of the input, the gate of the output, and the input.
+    pub projected: &'a Tensor,
+    /// `[taps][channels]`: the weights of the oldest position first.
+    pub taps: &'a Tensor,
+    pub bias: Option<&'a Tensor>,
+    pub sequences: &'a [SequenceSpan],
+    /// One for each sequence.
+    pub states: &'a [StateSpan],
+    pub saves: &'a [StateSave],
+}
+
+/// Sizes of a gated delta net.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaNetShape {
+    pub num_key_heads: usize,
+    /// Number of heads with a matrix of their own; a multiple of `num_key_heads`.
+    pub num_value_heads: usize,
+    /// Number of values of a query or key.
+    pub key_size: usize,
+    /// Number of values of a value.
+    pub value_size: usize,
+    /// Number of positions of the convolution, the row's own included.
+    pub num_taps: usize,
+}
+
+impl DeltaNetShape {
+    /// Returns the number of value heads that read one key head.
+    pub fn values_per_key(self) -> usize {
+        self.num_value_heads / self.num_key_heads
+    }
+
+    /// Returns the number of channels of the convolution: queries, keys and values.
+    pub fn num_channels(self) -> usize {
+        2 * self.num_key_heads * self.key_size + self.output_size()
+    }
+
+    /// Returns the number of values in a row of the output, which is that of the gate too.
+    pub fn output_size(self) -> usize {
+        self.num_value_heads * self.value_size
+    }
+
+    /// Returns the number of values of a state: the inputs of the last `num_taps - 1` positions, the oldest first, then
+    /// a matrix of `key_size` x `value_size` for each value head.
+    pub fn state_len(self) -> usize {
+        (self.num_taps - 1) * self.num_channels() + self.num_value_heads * self.key_size * self.value_size
+    }
+}
+
+/// The order of value heads, by which each of them finds its key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValueHeadOrder {
+    /// The value heads of a key head are adjacent: Hugging Face files.
+    Grouped,
+    /// One value head of each key head, then the next one of each: GGUF files of Qwen 3.5.
+    Tiled,
+}
+
+impl ValueHeadOrder {
+    /// Returns the index of the value head with number `i` among those of a key head.
+    pub fn value_head(self, shape: DeltaNetShape, key_head: usize, i: usize) -> usize {
+        match self {
+            ValueHeadOrder::Grouped => key_head * shape.values_per_key() + i,
+            ValueHeadOrder::Tiled => i * shape.num_key_heads + key_head,
+        }
+    }
+}
+
+/// Arguments of [`Backend::delta_net`](crate::Backend::delta_net). Needs [`Extension::DeltaNet`].
+#[derive(Debug)]
+pub struct DeltaNet<'a> {
+    pub shape: DeltaNetShape,
+    pub order: ValueHeadOrder,
+    /// `[rows][channels]`: queries, keys and values, before the convolution.
+    pub projected: &'a Tensor,
+    /// `[rows][value heads * value_size]`: the gate of the output.
+    pub gate: &'a Tensor,
+    /// `[rows][value heads]`: the strength of writing, before the sigmoid.
+    pub beta: &'a Tensor,
+    /// `[rows][value heads]`: the time step of the decay, before the bias and the softplus.
+    pub time_step: &'a Tensor,
+    /// `[taps][channels]`: the weights of the oldest position first.
+    pub taps: &'a Tensor,
+    /// Rate of the decay for each value head; negative.
+    pub decay: &'a Tensor,
+    /// Added to the time step of each value head.
+    pub time_bias: &'a Tensor,
+    /// RMSNorm of each value head's output.
+    pub norm: RmsNorm<'a>,
+    pub sequences: &'a [SequenceSpan],
+    /// One for each sequence.
+    pub states: &'a [StateSpan],
+    pub saves: &'a [StateSave],
+}
+
 /// The keys and values of one layer, in blocks: a row is a block of `kv heads * block_len * head_size` values, stored
 /// in the tensors' format.
 ///
@@ -55,6 +174,7 @@ pub struct SequenceSpan {
 #[derive(Debug)]
 pub struct KvLayer {
     pub keys: Tensor,
+    /// Without rows if the values are parts of the keys.
     pub values: Tensor,
 }
 
@@ -96,12 +216,32 @@ pub struct RotateAndStore<'a> {
     pub shape: HeadShape,
 }
 
+/// The values of attention.
+#[derive(Debug, Clone, Copy)]
+pub enum Values<'a> {
+    /// Rows to store: `[rows][kv heads * head_size]`.
+    Rows(&'a Tensor),
+    /// The values of each key from index `first` on. Nothing but keys is stored, and a head of the output has
+    /// `head_size - first` values. Needs [`Extension::LatentAttention`].
+    InKeys { first: usize },
+}
+
+impl<'a> Values<'a> {
+    /// Returns the rows to store, for a backend without latent attention.
+    pub fn rows(self) -> &'a Tensor {
+        match self {
+            Values::Rows(rows) => rows,
+            Values::InKeys { .. } => unreachable!("`supports` says that there is no latent attention"),
+        }
+    }
+}
+
 /// Read-only arguments of [`Backend::attend`](crate::Backend::attend).
 #[derive(Debug)]
 pub struct Attend<'a> {
     /// Rotates queries and keys; `None` for models without rotary positions.
     pub rope: Option<Rope<'a>>,
-    pub values: &'a Tensor,
+    pub values: Values<'a>,
     pub slots: &'a [u32],
     pub positions: &'a [u32],
     pub sequences: &'a [SequenceSpan],
@@ -159,6 +299,13 @@ pub struct Linear {
 #[derive(Debug)]
 pub struct GatedMlp {
     pub gate: Linear,
+    pub up: Linear,
+    pub down: Linear,
+}
+
+/// The two maps of an MLP without a gate: `down(activation(up x))`.
+#[derive(Debug)]
+pub struct PlainMlp {
     pub up: Linear,
     pub down: Linear,
 }
@@ -256,6 +403,27 @@ pub enum Extension {
     ExpertBiases,
     /// [`Scoring::Sigmoid`], with everything else that [`Routing::softmax`] leaves out.
     SigmoidRouter,
+    /// [`Backend::short_convolution`](crate::Backend::short_convolution).
+    ShortConvolution,
+    /// [`ExpertMlp::expert_scales`].
+    ExpertScales,
+    /// [`Backend::gate_by_columns`](crate::Backend::gate_by_columns).
+    LayerInputs,
+    /// [`Backend::scale`](crate::Backend::scale).
+    LayerScales,
+    /// [`Backend::delta_net`](crate::Backend::delta_net).
+    DeltaNet,
+    /// [`Backend::sigmoid_gate`](crate::Backend::sigmoid_gate).
+    SigmoidGates,
+    /// [`Values::InKeys`], [`Backend::map_heads`](crate::Backend::map_heads) and
+    /// [`Backend::join_heads`](crate::Backend::join_heads).
+    LatentAttention,
+    /// [`Backend::mamba2`](crate::Backend::mamba2).
+    Mamba2,
+    /// [`Backend::plain_expert_mlp`](crate::Backend::plain_expert_mlp).
+    PlainExperts,
+    /// [`Activation::SquaredRelu`].
+    SquaredRelu,
 }
 
 impl Extension {
@@ -266,6 +434,16 @@ impl Extension {
             Extension::ClampedSwiglu => "clamped SwiGLU",
             Extension::ExpertBiases => "experts with biases",
             Extension::SigmoidRouter => "a router with sigmoid scores",
+            Extension::ShortConvolution => "short convolutions",
+            Extension::ExpertScales => "experts with factors",
+            Extension::LayerInputs => "layers with inputs of their own",
+            Extension::LayerScales => "layers with factors",
+            Extension::DeltaNet => "gated delta nets",
+            Extension::SigmoidGates => "outputs with sigmoid gates",
+            Extension::LatentAttention => "multi-head latent attention",
+            Extension::Mamba2 => "Mamba-2 layers",
+            Extension::PlainExperts => "experts without gates",
+            Extension::SquaredRelu => "squared ReLU",
         }
     }
 }
@@ -288,8 +466,8 @@ pub struct Routing {
     pub scoring: Scoring,
     /// Factor of the weights.
     pub scale: f32,
-    /// Number of groups of adjacent experts, and the number of groups from which experts are selected: those with the
-    /// highest sums of their two highest scores.
+    /// Number of groups of adjacent experts, and the number of groups from which experts are selected. Sigmoid scores
+    /// rank groups by the sum of their two highest scores, a softmax by their highest score.
     pub groups: Option<(usize, usize)>,
 }
 
@@ -300,9 +478,10 @@ impl Routing {
     }
 }
 
-/// Arguments of [`Backend::expert_mlp`](crate::Backend::expert_mlp).
+/// Arguments of [`Backend::expert_mlp`](crate::Backend::expert_mlp) and, with experts that have no gate, of
+/// [`Backend::plain_expert_mlp`](crate::Backend::plain_expert_mlp).
 #[derive(Debug)]
-pub struct ExpertMlp<'a> {
+pub struct ExpertMlp<'a, Expert = GatedMlp> {
     /// `[rows][hidden]`
     pub x: &'a Tensor,
     /// `[rows][experts]`, before the softmax.
@@ -310,6 +489,8 @@ pub struct ExpertMlp<'a> {
     pub routing: Routing,
     /// Added to the score of each expert for the selection alone. Needs [`Extension::SigmoidRouter`].
     pub score_bias: Option<&'a Tensor>,
-    pub experts: &'a [GatedMlp],
+    /// Factor of the weight of each expert, after weights are normalised. Needs [`Extension::ExpertScales`].
+    pub expert_scales: Option<&'a Tensor>,
+    pub experts: &'a [Expert],
     pub activation: Activation,
 }

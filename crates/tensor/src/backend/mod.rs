@@ -13,13 +13,16 @@
 //! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
 
 mod arguments;
+mod mamba2;
 mod step;
 
 pub use arguments::{
-    Activation, Attend, Attention, BidirectionalAttention, ExpertMlp, Extension, GatedMlp, GatedMlpCall, HeadShape,
-    HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, RmsNorm, Rope, RopeStyle, RotateAndStore, Routing,
-    Scoring, SequenceSpan, StoreKv,
+    Activation, Attend, Attention, BidirectionalAttention, DeltaNet, DeltaNetShape, ExpertMlp, Extension, GatedMlp,
+    GatedMlpCall, HeadShape, HostWeight, Input, KvLayer, Linear, Output, Pending, PlainMlp, Residual, RmsNorm, Rope,
+    RopeStyle, RotateAndStore, Routing, Scoring, SequenceSpan, ShortConvolution, StateSave, StateSpan, StoreKv,
+    ValueHeadOrder, Values,
 };
+pub use mamba2::{Mamba2, Mamba2Shape};
 pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSlots, TokenSource};
 
 use std::any::Any;
@@ -134,6 +137,9 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn read_row(&self, tensor: &Tensor, row: usize, out: &mut [f32]) -> Result<(), Error>;
     /// Copies one row of a tensor over another.
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error>;
+    /// Copies rows of one tensor into another of the same format and width: `to[first + i] = from[rows[i]]`. The bytes
+    /// are copied whatever they mean, so that blocks of KV memory keep their layout.
+    fn copy_rows(&self, from: &Tensor, rows: &[u32], to: &mut Tensor, first: usize) -> Result<(), Error>;
     /// Fills an activation from the host.
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error>;
 
@@ -301,8 +307,48 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error>;
     /// `gate = activation(gate) * up`
     fn gate(&self, activation: Activation, up: &Tensor, gate: &mut Tensor) -> Result<(), Error>;
+    /// `x *= sigmoid(gate)`. A gate of one column applies to the whole row.
+    fn sigmoid_gate(&self, gate: &Tensor, x: &mut Tensor) -> Result<(), Error> {
+        let _ = (gate, x);
+        unreachable!("`supports` says that there are no sigmoid gates")
+    }
+    /// `gate = activation(gate) * up`, where `up` are the columns of `inputs` from `first` on. Needs
+    /// [`Extension::LayerInputs`].
+    fn gate_by_columns(
+        &self,
+        activation: Activation,
+        inputs: &Tensor,
+        first: usize,
+        gate: &mut Tensor,
+    ) -> Result<(), Error> {
+        let _ = (activation, inputs, first, gate);
+        unreachable!("`supports` says that layers have no inputs of their own")
+    }
+    /// `x *= factor`. Needs [`Extension::LayerScales`].
+    fn scale(&self, factor: f32, x: &mut Tensor) -> Result<(), Error> {
+        let _ = (factor, x);
+        unreachable!("`supports` says that layers have no factors")
+    }
     /// Computes, for each row, the weighted sum of the gated MLPs of its selected experts, added in ascending order.
     fn expert_mlp(&self, experts: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error>;
+    /// [`Backend::expert_mlp`] for experts without gates. Needs [`Extension::PlainExperts`].
+    fn plain_expert_mlp(&self, experts: ExpertMlp<'_, PlainMlp>, out: Output<'_>) -> Result<(), Error> {
+        let _ = (experts, out);
+        unreachable!("`supports` says that all experts have gates")
+    }
+
+    /// Applies a linear map to each head of each row: `out[r][h] = maps[h] x[r][h]`. Needs
+    /// [`Extension::LatentAttention`].
+    fn map_heads(&self, x: &Tensor, maps: &[Linear], out: &mut Tensor) -> Result<(), Error> {
+        let _ = (x, maps, out);
+        unreachable!("`supports` says that there is no latent attention")
+    }
+    /// Joins two parts of each of `num_heads` heads: `out[r][h] = parts[0][r][h], parts[1][r][h]`. Needs
+    /// [`Extension::LatentAttention`].
+    fn join_heads(&self, num_heads: usize, parts: [&Tensor; 2], out: &mut Tensor) -> Result<(), Error> {
+        let _ = (num_heads, parts, out);
+        unreachable!("`supports` says that there is no latent attention")
+    }
 
     // Attention.
 
@@ -350,11 +396,56 @@ pub trait Backend: Send + Sync + fmt::Debug {
         let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = attend;
         let Attend { scale, soft_cap, window, sinks, .. } = attend;
         assert!(sinks.is_none(), "a backend with attention sinks overrides this");
+        let values = values.rows();
         match rope {
             Some(rope) => self.rotate_and_store(RotateAndStore { rope, values, slots, shape }, queries, keys, kv)?,
             None => self.store_kv(StoreKv { keys, values, slots, shape }, kv)?,
         }
         let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
         self.attention(attention, out)
+    }
+
+    // Recurrences.
+
+    /// A gated convolution over the last positions of each channel: `out = gate_out * (bias + sum(taps[i] * x[i]))`,
+    /// where x are the products `gate_in * input` of the row and of the rows before it, summed from the oldest to the
+    /// row itself. A row of `memory` is a state: the products of the last `taps - 1` positions, the oldest first.
+    fn short_convolution(
+        &self,
+        call: ShortConvolution<'_>,
+        memory: &mut Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let _ = (call, memory, out);
+        unreachable!("`supports` says that there are no short convolutions")
+    }
+    /// A gated delta net, row after row. Queries, keys and values are convolved over the last positions, and SiLU is
+    /// applied; queries and keys are divided by their length. For each value head, with the matrix S of its state:
+    ///
+    /// ```text
+    /// S  = exp(decay * softplus(time_step + time_bias)) * S
+    /// S += key (sigmoid(beta) * (value - key^T S))^T
+    /// out = rms_norm(query^T S / sqrt(key_size)) * silu(gate)
+    /// ```
+    ///
+    /// A row of `memory` is a state, as [`DeltaNetShape::state_len`] describes it.
+    fn delta_net(&self, call: DeltaNet<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (call, memory, out);
+        unreachable!("`supports` says that there are no delta nets")
+    }
+    /// A Mamba-2 layer, row after row. The inputs x of the heads, B and C are convolved over the last positions, and
+    /// SiLU is applied. For each head, with the matrix S of its state, and B and C of its group:
+    ///
+    /// ```text
+    /// dt = clamp(softplus(time_step + time_bias))
+    /// S  = exp(decay * dt) * S + B (dt * x)^T
+    /// y  = C^T S + skip * x
+    /// out = rms_norm(y * silu(gate)) over each `norm_size` outputs
+    /// ```
+    ///
+    /// A row of `memory` is a state, as [`Mamba2Shape::state_len`] describes it.
+    fn mamba2(&self, call: Mamba2<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (call, memory, out);
+        unreachable!("`supports` says that there are no Mamba-2 layers")
     }
 }

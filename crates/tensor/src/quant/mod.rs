@@ -1,4 +1,4 @@
-//! The quantized block formats of GGUF, their decoding to f32, and the encoding of those that have an encoder.
+//! The quantized block formats of GGUF and FP8, their decoding to f32, and the encoding of those that have an encoder.
 //!
 //! A format is a zero-sized type that implements [`BlockFormat`]; [`decode`] selects one by [`DType`]. This is the
 //! reference version: it documents each layout, and faster kernels are compared with it. Its results agree to the bit
@@ -8,20 +8,33 @@
 //!
 //! Values are little-endian. This module does not know tensors, shapes or files.
 
+mod codebooks;
 mod encode;
+mod fp8;
 mod half;
+mod iq1;
+mod iq2;
+mod iq3;
 mod iq4;
 mod k;
 mod legacy;
 mod mxfp4;
+mod nvfp4;
 mod random;
+mod ternary;
 
+pub use fp8::{F8_E4M3, e4m3_to_f32};
 pub use half::{BF16, F16, F32, bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
+pub use iq1::{IQ1_M, IQ1_S};
+pub use iq2::{IQ2_S, IQ2_XS, IQ2_XXS};
+pub use iq3::{IQ3_S, IQ3_XXS};
 pub use iq4::{IQ4_NL, IQ4_XS};
 pub use k::{Q2_K, Q3_K, Q4_K, Q5_K, Q6_K};
 pub use legacy::{Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
 pub use mxfp4::MXFP4;
+pub use nvfp4::NVFP4;
 pub use random::fill_random;
+pub use ternary::{TQ1_0, TQ2_0};
 
 use crate::DType;
 
@@ -90,6 +103,17 @@ pub fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::IQ4_NL => decode_blocks::<IQ4_NL>(bytes, out),
         DType::IQ4_XS => decode_blocks::<IQ4_XS>(bytes, out),
         DType::MXFP4 => decode_blocks::<MXFP4>(bytes, out),
+        DType::NVFP4 => decode_blocks::<NVFP4>(bytes, out),
+        DType::IQ1_S => decode_blocks::<IQ1_S>(bytes, out),
+        DType::IQ1_M => decode_blocks::<IQ1_M>(bytes, out),
+        DType::IQ2_XXS => decode_blocks::<IQ2_XXS>(bytes, out),
+        DType::IQ2_XS => decode_blocks::<IQ2_XS>(bytes, out),
+        DType::IQ2_S => decode_blocks::<IQ2_S>(bytes, out),
+        DType::IQ3_XXS => decode_blocks::<IQ3_XXS>(bytes, out),
+        DType::IQ3_S => decode_blocks::<IQ3_S>(bytes, out),
+        DType::TQ1_0 => decode_blocks::<TQ1_0>(bytes, out),
+        DType::TQ2_0 => decode_blocks::<TQ2_0>(bytes, out),
+        DType::F8_E4M3 => decode_blocks::<F8_E4M3>(bytes, out),
     }
 }
 
@@ -112,7 +136,8 @@ pub fn encode_blocks<F: BlockEncoder>(x: &[f32], out: &mut [u8]) {
 
 /// Whether [`encode`] supports the format.
 pub const fn has_encoder(dtype: DType) -> bool {
-    !matches!(dtype, DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4)
+    use DType::{BF16, F16, F32, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0};
+    matches!(dtype, F32 | F16 | BF16 | Q4_0 | Q4_1 | Q5_0 | Q5_1 | Q8_0 | Q4_K | Q5_K | Q6_K)
 }
 
 /// Encodes whole rows of a format that has an encoder. Panics for one that has none, and on lengths that do not fit.
@@ -130,7 +155,7 @@ pub fn encode(dtype: DType, x: &[f32], out: &mut [u8]) {
         DType::Q4_K => encode_blocks::<Q4_K>(x, out),
         DType::Q5_K => encode_blocks::<Q5_K>(x, out),
         DType::Q6_K => encode_blocks::<Q6_K>(x, out),
-        DType::Q2_K | DType::Q3_K | DType::IQ4_NL | DType::IQ4_XS | DType::MXFP4 => panic!("{dtype} has no encoder"),
+        _ => panic!("{dtype} has no encoder"),
     }
 }
 

@@ -15,7 +15,8 @@ use crate::DType;
 pub struct MXFP4;
 
 /// Minus zero is decoded as zero, as in the reference.
-const DOUBLED: [f32; 16] = [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
+pub(super) const DOUBLED: [f32; 16] =
+    [0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 0.0, -1.0, -2.0, -3.0, -4.0, -6.0, -8.0, -12.0];
 
 impl BlockFormat for MXFP4 {
     const DTYPE: DType = DType::MXFP4;

@@ -62,6 +62,30 @@ fn set_scales(dtype: DType, scale: f32, block: &mut [u8]) {
         DType::IQ4_XS => put(0, scale / 2048.0),
         // An exponent of two with bias 127; the values reach 6.
         DType::MXFP4 => block[0] = (127.0 + (scale / 6.0).log2().round()) as u8,
+        // Four exponents of two with bias 7, of which a power of two is the usual scale.
+        DType::NVFP4 => block[..4].fill(((7.0 + (scale / 6.0).log2().round()).max(1.0) as u8) << 3),
+        // Levels of -1 to 1, times odd numbers up to 15.
+        DType::IQ1_S => put(0, scale / 8.0),
+        DType::IQ1_M => {
+            let d = f32_to_f16(scale / 8.0);
+            for i in 0..4 {
+                let high = &mut block[49 + 2 * i];
+                *high = *high & 0x0f | ((d >> (4 * i) & 0x0f) as u8) << 4;
+            }
+        }
+        // Levels of 8 to 43, times up to 4.
+        DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S => put(0, scale / 64.0),
+        // Levels of 4 to 62, times up to 8.
+        DType::IQ3_XXS => put(0, scale / 128.0),
+        // Levels of 1 to 15, times odd numbers up to 31.
+        DType::IQ3_S => put(0, scale / 128.0),
+        DType::F8_E4M3 => {
+            // The two NaNs become the largest numbers. Random exponents give values of about 60.
+            block[4..].iter_mut().filter(|byte| **byte & 0x7f == 0x7f).for_each(|byte| *byte &= 0xfe);
+            block[..4].copy_from_slice(&(scale / 128.0).to_le_bytes());
+        }
+        DType::TQ1_0 => put(52, scale),
+        DType::TQ2_0 => put(64, scale),
     }
 }
 
