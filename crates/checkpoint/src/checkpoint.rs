@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pellucid_tensor::{DType, SharedBytes};
 
@@ -10,6 +11,7 @@ use crate::file_bytes::{FileAccess, FileHash, FileReader};
 use crate::gguf::metadata::Metadata;
 use crate::gguf::writer::NewTensor;
 use crate::hugging_face::HuggingFace;
+use crate::hugging_face::quantized::EncodedTensor;
 use crate::{gguf, hugging_face, pickle};
 
 const GGUF_CHAT_TEMPLATE: &str = "tokenizer.chat_template";
@@ -25,6 +27,7 @@ pub struct Checkpoint {
     files: Vec<PathBuf>,
     file_bytes: u64,
     hashes: Vec<FileHash>,
+    notes: Vec<String>,
 }
 
 /// The source of hyperparameters and tokenizer.
@@ -39,18 +42,38 @@ pub enum Source {
 #[derive(Debug, Clone)]
 pub struct TensorInfo {
     pub name: String,
+    /// Format of the values that [`TensorView::bytes`] returns.
     pub dtype: DType,
     /// Outermost dimension first; the last one is contiguous in memory. No dimension is zero; a scalar has no
     /// dimensions.
     pub shape: Vec<usize>,
-    bytes: SharedBytes,
+    data: TensorData,
 }
 
-/// A tensor's description and its bytes, which are still in the mapped file.
+/// Source of a tensor's values.
 #[derive(Debug, Clone)]
+enum TensorData {
+    /// The bytes of the file.
+    Stored(SharedBytes),
+    /// Several tensors of the file, from which the values are computed.
+    Encoded(Arc<EncodedTensor>),
+}
+
+/// A tensor's description, and access to its values.
+#[derive(Debug, Clone, Copy)]
 pub struct TensorView<'a> {
     pub info: &'a TensorInfo,
-    pub bytes: SharedBytes,
+}
+
+impl TensorView<'_> {
+    /// Returns the values in the format `info.dtype`. Bytes that the file has are still in the mapped file; the values
+    /// of an encoded tensor are computed by every call.
+    pub fn bytes(&self) -> SharedBytes {
+        match &self.info.data {
+            TensorData::Stored(bytes) => bytes.clone(),
+            TensorData::Encoded(encoded) => encoded.decode(self.info.dtype),
+        }
+    }
 }
 
 /// The result of a format's reader: everything except the index by name.
@@ -59,11 +82,26 @@ pub(crate) struct Contents {
     pub(crate) tensors: Vec<TensorInfo>,
     /// Weight files in order, with their lengths in bytes.
     pub(crate) files: Vec<(PathBuf, u64)>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl TensorInfo {
     pub(crate) fn new(name: String, dtype: DType, shape: Vec<usize>, bytes: SharedBytes) -> TensorInfo {
-        TensorInfo { name, dtype, shape, bytes }
+        TensorInfo { name, dtype, shape, data: TensorData::Stored(bytes) }
+    }
+
+    /// Describes a tensor whose values are computed from several tensors of the file.
+    pub(crate) fn encoded(name: String, shape: Vec<usize>, encoded: EncodedTensor) -> TensorInfo {
+        TensorInfo { name, dtype: encoded.dtype(), shape, data: TensorData::Encoded(Arc::new(encoded)) }
+    }
+
+    /// Returns the name of the scheme by which the file encodes the values, such as "GPTQ 4-bit"; `None` if it
+    /// holds them as they are.
+    pub fn encoding(&self) -> Option<&str> {
+        match &self.data {
+            TensorData::Stored(_) => None,
+            TensorData::Encoded(encoded) => Some(&encoded.scheme),
+        }
     }
 
     /// Returns the number of values. Cannot overflow: the product was checked when the file was opened.
@@ -73,7 +111,10 @@ impl TensorInfo {
 
     /// Returns the number of bytes in the file.
     pub fn num_bytes(&self) -> usize {
-        self.bytes.len()
+        match &self.data {
+            TensorData::Stored(bytes) => bytes.len(),
+            TensorData::Encoded(encoded) => encoded.num_bytes,
+        }
     }
 }
 
@@ -104,8 +145,12 @@ impl Checkpoint {
         });
         let tensors: Vec<TensorInfo> = described.collect();
         let file_bytes = tensors.iter().map(|tensor| tensor.num_bytes() as u64).sum();
-        let contents =
-            Contents { source: Source::Gguf(metadata), tensors, files: vec![(PathBuf::from(name), file_bytes)] };
+        let contents = Contents {
+            source: Source::Gguf(metadata),
+            tensors,
+            files: vec![(PathBuf::from(name), file_bytes)],
+            notes: Vec::new(),
+        };
         Checkpoint::index(Path::new(name), contents)
     }
 
@@ -124,8 +169,20 @@ impl Checkpoint {
         }
         let file_bytes = contents.files.iter().map(|(_, bytes)| bytes).sum();
         let files = contents.files.into_iter().map(|(file, _)| file).collect();
-        let Contents { source, tensors, .. } = contents;
-        Ok(Checkpoint { path: path.to_path_buf(), source, tensors, by_name, files, file_bytes, hashes: Vec::new() })
+        let Contents { source, tensors, notes, .. } = contents;
+        let (path, hashes) = (path.to_path_buf(), Vec::new());
+        Ok(Checkpoint { path, source, tensors, by_name, files, file_bytes, hashes, notes })
+    }
+
+    /// Rounds quantized weights as the package that defines their scheme does. Without this, integers that are kept in
+    /// blocks have products with their scales that are not rounded.
+    pub fn with_reference_rounding(mut self) -> Checkpoint {
+        for tensor in &mut self.tensors {
+            if let TensorData::Encoded(encoded) = &tensor.data {
+                tensor.dtype = encoded.reference_dtype();
+            }
+        }
+        self
     }
 
     /// Returns the path as it was passed to [`Checkpoint::open`].
@@ -156,7 +213,13 @@ impl Checkpoint {
 
     pub fn find_tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let info = &self.tensors[*self.by_name.get(name)?];
-        Some(TensorView { info, bytes: info.bytes.clone() })
+        Some(TensorView { info })
+    }
+
+    /// Returns sentences about weights that are decoded when they are loaded, and about tensors of a quantization
+    /// scheme that are not used.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Returns the text of the model's chat template.
@@ -170,6 +233,18 @@ impl Checkpoint {
     /// Returns the bytes of all weight files together.
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
+    }
+
+    /// Returns the bytes that the weights take in memory, in the formats of [`TensorInfo::dtype`]: those of the files,
+    /// except for weights that are decoded.
+    pub fn weight_bytes(&self) -> u64 {
+        let (mut decoded, mut encoded) = (0u64, 0u64);
+        for tensor in self.tensors.iter().filter(|tensor| tensor.encoding().is_some()) {
+            let bytes = tensor.dtype.bytes_for(tensor.num_elements()).unwrap_or(usize::MAX);
+            decoded = decoded.saturating_add(bytes as u64);
+            encoded += tensor.num_bytes() as u64;
+        }
+        self.file_bytes.saturating_sub(encoded).saturating_add(decoded)
     }
 
     /// Returns the SHA-256 of each weight file that was read into memory; none if the files are mapped.

@@ -39,7 +39,7 @@ fn child() {
     }
     let sum = |model: &Checkpoint| -> u64 {
         let names = model.tensors().iter().map(|tensor| model.tensor(&tensor.name).unwrap());
-        names.map(|tensor| tensor.bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>()).sum()
+        names.map(|tensor| tensor.bytes().iter().map(|byte| u64::from(*byte)).sum::<u64>()).sum()
     };
     assert_eq!(sum(&model), sum(&other));
     println!("read everything");

@@ -33,7 +33,7 @@ pub(crate) fn read(path: &Path, bytes: SharedBytes, reader: &mut FileReader<'_>)
     let file = header::read(path, &bytes)?;
     let Some(part) = part_of(&file.metadata)? else {
         let files = vec![(path.to_path_buf(), file_bytes)];
-        return Ok(Contents { source: Source::Gguf(file.metadata), tensors: file.tensors, files });
+        return Ok(Contents { source: Source::Gguf(file.metadata), tensors: file.tensors, files, notes: Vec::new() });
     };
     read_parts(path, part, file, file_bytes, reader)
 }
@@ -79,7 +79,7 @@ fn read_parts(
             found: tensors.len().to_string(),
         });
     }
-    Ok(Contents { source: Source::Gguf(metadata), tensors, files })
+    Ok(Contents { source: Source::Gguf(metadata), tensors, files, notes: Vec::new() })
 }
 
 fn read_part(

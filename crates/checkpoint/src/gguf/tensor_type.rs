@@ -2,9 +2,9 @@
 
 use pellucid_tensor::DType;
 
-/// Returns the type number of a format.
-pub(crate) fn number(dtype: DType) -> u32 {
-    match dtype {
+/// Returns the type number of a format; `None` for one that the file format does not have.
+pub(crate) fn number(dtype: DType) -> Option<u32> {
+    Some(match dtype {
         DType::F32 => 0,
         DType::F16 => 1,
         DType::Q4_0 => 2,
@@ -21,12 +21,23 @@ pub(crate) fn number(dtype: DType) -> u32 {
         DType::IQ4_XS => 23,
         DType::BF16 => 30,
         DType::MXFP4 => 39,
-    }
+        DType::NVFP4 => 40,
+        DType::IQ1_S => 19,
+        DType::IQ1_M => 29,
+        DType::IQ2_XXS => 16,
+        DType::IQ2_XS => 17,
+        DType::IQ2_S => 22,
+        DType::IQ3_XXS => 18,
+        DType::IQ3_S => 21,
+        DType::TQ1_0 => 34,
+        DType::TQ2_0 => 35,
+        DType::F8_E4M3 => return None,
+    })
 }
 
 /// Returns the format of a type number, or the name of an unsupported type.
 pub(crate) fn dtype(number: u32) -> Result<DType, String> {
-    let found = DType::ALL.into_iter().find(|&dtype| self::number(dtype) == number);
+    let found = DType::ALL.into_iter().find(|&dtype| self::number(dtype) == Some(number));
     found.ok_or_else(|| unsupported_name(number))
 }
 
@@ -37,23 +48,13 @@ fn unsupported_name(number: u32) -> String {
         5 => "Q4_3 (removed from the format)",
         9 => "Q8_1",
         15 => "Q8_K",
-        16 => "IQ2_XXS",
-        17 => "IQ2_XS",
-        18 => "IQ3_XXS",
-        19 => "IQ1_S",
-        21 => "IQ3_S",
-        22 => "IQ2_S",
         24 => "I8",
         25 => "I16",
         26 => "I32",
         27 => "I64",
         28 => "F64",
-        29 => "IQ1_M",
         31..=33 => "Q4_0 repacked (removed from the format)",
-        34 => "TQ1_0",
-        35 => "TQ2_0",
         36..=38 => "IQ4_NL repacked (removed from the format)",
-        40 => "NVFP4",
         41 => "Q1_0",
         _ => "unknown",
     };
@@ -62,5 +63,6 @@ fn unsupported_name(number: u32) -> String {
 
 /// Returns the supported types as a list for messages.
 pub(crate) fn supported() -> String {
-    DType::ALL.map(DType::name).join(", ")
+    let names: Vec<&str> = DType::ALL.into_iter().filter(|&dtype| number(dtype).is_some()).map(DType::name).collect();
+    names.join(", ")
 }

@@ -42,6 +42,7 @@ impl NewTensor {
 
 impl<W: Write> GgufWriter<W> {
     /// Writes everything before the data. The alignment is the one in `metadata`, so that a converted file keeps it.
+    /// Returns an error for a format that GGUF does not have.
     pub fn new(mut out: W, metadata: &Metadata, tensors: &[NewTensor]) -> io::Result<Self> {
         let alignment = metadata.opt_u32(ALIGNMENT_KEY).ok().flatten().map_or(DEFAULT_ALIGNMENT, u64::from) as usize;
         assert!(alignment.is_power_of_two() && alignment as u64 <= MAX_ALIGNMENT, "an alignment of {alignment}");
@@ -58,7 +59,11 @@ impl<W: Write> GgufWriter<W> {
             put_string(&mut header, &tensor.name);
             header.extend((tensor.shape.len() as u32).to_le_bytes());
             tensor.shape.iter().rev().for_each(|&dim| header.extend((dim as u64).to_le_bytes()));
-            header.extend(tensor_type::number(tensor.dtype).to_le_bytes());
+            let number = tensor_type::number(tensor.dtype).ok_or_else(|| {
+                let NewTensor { name, dtype, .. } = tensor;
+                io::Error::new(io::ErrorKind::InvalidInput, format!("GGUF has no type {dtype}, that of tensor {name}"))
+            })?;
+            header.extend(number.to_le_bytes());
             header.extend(offset.to_le_bytes());
             offset += tensor.num_bytes().next_multiple_of(alignment) as u64;
         }

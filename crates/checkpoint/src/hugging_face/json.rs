@@ -34,7 +34,29 @@ pub(crate) fn read_text(path: &Path, limit: u64, reader: &FileReader<'_>) -> Res
 
 pub(crate) fn read_optional(path: &Path, limit: u64, reader: &FileReader<'_>) -> Result<Option<Value>, Error> {
     let Some(text) = read_text(path, limit, reader)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })
+    let parsed = serde_json::from_str(&text).or_else(|cause| {
+        // An error in what remains would have the position of another text.
+        serde_json::from_str(&quote_infinities(&text)).map_err(|_| cause)
+    });
+    parsed.map(Some).map_err(|cause| Error::Json { path: path.to_path_buf(), cause })
+}
+
+/// Makes strings of the numbers `Infinity`, which Python writes although JSON has none.
+fn quote_infinities(text: &str) -> String {
+    let mut quoted = String::with_capacity(text.len() + 2);
+    // Pieces between quotation marks are in turn outside and inside of strings; a mark after a backslash ends none.
+    let mut is_inside = false;
+    for piece in text.split_inclusive('"') {
+        if is_inside {
+            quoted.push_str(piece);
+            let escapes = piece.trim_end_matches('"').chars().rev().take_while(|&c| c == '\\').count();
+            is_inside = escapes % 2 == 1;
+        } else {
+            quoted.push_str(&piece.replace("Infinity", "\"Infinity\""));
+            is_inside = true;
+        }
+    }
+    quoted
 }
 
 /// Returns the type of a JSON value in words that fit "found ..." in an error.
@@ -46,5 +68,19 @@ pub(crate) fn kind(value: &Value) -> &'static str {
         Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn infinities_outside_of_strings_become_strings() {
+        assert_eq!(quote_infinities("[0.0, Infinity]"), r#"[0.0, "Infinity"]"#);
+        assert_eq!(quote_infinities(r#"{"a": Infinity, "b": 1}"#), r#"{"a": "Infinity", "b": 1}"#);
+        for unchanged in [r#"{"Infinity": "an Infinity"}"#, r#"{"a\"Infinity": 1}"#, r#"["\\", "Infinity"]"#] {
+            assert_eq!(quote_infinities(unchanged), unchanged);
+        }
     }
 }

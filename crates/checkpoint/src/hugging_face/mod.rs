@@ -4,6 +4,7 @@
 //! index) must be file names without a path.
 
 mod json;
+pub(crate) mod quantized;
 mod safetensors;
 
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use crate::checkpoint::{Contents, Source};
 use crate::error::{Error, quote};
 use crate::file_bytes::FileReader;
 use crate::pickle;
+use safetensors::StoredTensor;
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
@@ -91,7 +93,8 @@ fn read(folder: &Path, given: Option<&Path>, reader: &mut FileReader<'_>) -> Res
     if let Some(index) = weights.index {
         index.check(&tensors)?;
     }
-    Ok(Contents { source: Source::HuggingFace(source), tensors, files })
+    let quantized::Tensors { tensors, notes } = quantized::tensors(&folder.join(CONFIG), &source.config, tensors)?;
+    Ok(Contents { source: Source::HuggingFace(source), tensors, files, notes })
 }
 
 /// Returns the GGUF files of a folder, in the order of their names.
@@ -225,7 +228,7 @@ impl ShardIndex {
 
     /// Checks that every tensor of the index is in some shard. Otherwise the index is out of date, or a shard is
     /// truncated.
-    fn check(&self, tensors: &[crate::checkpoint::TensorInfo]) -> Result<(), Error> {
+    fn check(&self, tensors: &[StoredTensor]) -> Result<(), Error> {
         let found: std::collections::HashSet<&str> = tensors.iter().map(|t| t.name.as_str()).collect();
         match self.weight_map.keys().find(|name| !found.contains(name.as_str())) {
             None => Ok(()),

@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use pellucid_tensor::{DType, SharedBytes};
 use safetensors::Dtype;
@@ -23,12 +24,66 @@ const MAX_HEADER_BYTES: u64 = 64 << 20;
 const LENGTH_BYTES: u64 = 8;
 const MAX_DIMENSIONS: usize = 8;
 
-pub(crate) struct Shard {
-    pub(crate) tensors: Vec<TensorInfo>,
-    pub(crate) file_bytes: u64,
+pub(super) struct Shard {
+    pub(super) tensors: Vec<StoredTensor>,
+    pub(super) file_bytes: u64,
 }
 
-pub(crate) fn read(path: &Path, reader: &mut FileReader<'_>) -> Result<Shard, Error> {
+/// A tensor of a file, with bytes that its type and shape were compared with. Quantization schemes use types that no
+/// weight has.
+#[derive(Debug, Clone)]
+pub(super) struct StoredTensor {
+    pub(super) path: Arc<Path>,
+    pub(super) name: String,
+    pub(super) dtype: Dtype,
+    pub(super) shape: Vec<usize>,
+    pub(super) bytes: SharedBytes,
+}
+
+impl StoredTensor {
+    /// Returns the format of a type that weights may have as they are.
+    pub(super) fn format(dtype: Dtype) -> Option<DType> {
+        match dtype {
+            Dtype::F32 => Some(DType::F32),
+            Dtype::F16 => Some(DType::F16),
+            Dtype::BF16 => Some(DType::BF16),
+            _ => None,
+        }
+    }
+
+    pub(super) fn num_elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    pub(super) fn unsupported(&self, supported: &str) -> Error {
+        Error::UnsupportedTensorType {
+            path: self.path.to_path_buf(),
+            tensor: quote(&self.name),
+            found: format!("{:?}", self.dtype),
+            supported: supported.into(),
+        }
+    }
+
+    pub(super) fn wrong_shape(&self, expected: &'static str) -> Error {
+        Error::TensorShape {
+            path: self.path.to_path_buf(),
+            tensor: quote(&self.name),
+            dtype: format!("{:?}", self.dtype),
+            shape: shown_shape(&self.shape),
+            expected,
+        }
+    }
+
+    /// Returns a tensor whose values are used as they are.
+    pub(super) fn into_plain(self) -> Result<TensorInfo, Error> {
+        match StoredTensor::format(self.dtype) {
+            Some(dtype) => Ok(TensorInfo::new(self.name, dtype, self.shape, self.bytes)),
+            None => Err(self.unsupported("F32, F16, BF16")),
+        }
+    }
+}
+
+pub(super) fn read(path: &Path, reader: &mut FileReader<'_>) -> Result<Shard, Error> {
     let bytes = reader.read(path)?;
     let header_bytes = header_bytes(path, &bytes)?;
     let header: Header =
@@ -111,7 +166,8 @@ fn slice_tensors(
     path: &Path,
     data: &SharedBytes,
     mut tensors: Vec<(String, Description)>,
-) -> Result<Vec<TensorInfo>, Error> {
+) -> Result<Vec<StoredTensor>, Error> {
+    let shared_path: Arc<Path> = path.into();
     tensors.sort_by_key(|(_, d)| d.data_offsets);
     let mut sliced = Vec::with_capacity(tensors.len());
     let mut names = HashSet::with_capacity(tensors.len());
@@ -122,10 +178,7 @@ fn slice_tensors(
         }
         let (start, end) = description.data_offsets;
         let is_cached = is_cached_positions(&name, &description);
-        let (dtype, num_bytes) = match is_cached {
-            true => (DType::F32, description.shape.iter().product::<usize>().saturating_mul(size_of::<i64>())),
-            false => checked_size(path, &name, &description)?,
-        };
+        let num_bytes = checked_size(path, &name, &description)?;
         let wrong_offsets = |expected| {
             let (path, tensor) = (path.to_path_buf(), quote(&name));
             Error::TensorOffsets { path, tensor, start: start as u64, end: end as u64, expected }
@@ -141,7 +194,8 @@ fn slice_tensors(
         };
         previous_end = end;
         if !is_cached {
-            sliced.push(TensorInfo::new(name, dtype, description.shape, bytes));
+            let (path, dtype, shape) = (shared_path.clone(), description.dtype, description.shape);
+            sliced.push(StoredTensor { path, name, dtype, shape, bytes });
         }
     }
     if previous_end != data.len() {
@@ -158,24 +212,26 @@ fn is_cached_positions(name: &str, description: &Description) -> bool {
     description.dtype == Dtype::I64 && name.ends_with("embeddings.position_ids") && is_small
 }
 
-fn checked_size(path: &Path, name: &str, description: &Description) -> Result<(DType, usize), Error> {
-    let dtype = match description.dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
+/// Returns the number of bytes of a tensor, by its type and shape.
+fn checked_size(path: &Path, name: &str, description: &Description) -> Result<usize, Error> {
+    let width = match description.dtype {
+        Dtype::I8 | Dtype::U8 | Dtype::F8_E4M3 => 1,
+        Dtype::F16 | Dtype::BF16 => 2,
+        Dtype::F32 | Dtype::I32 => 4,
+        Dtype::I64 => 8,
         other => {
             return Err(Error::UnsupportedTensorType {
                 path: path.to_path_buf(),
                 tensor: quote(name),
                 found: format!("{other:?}"),
-                supported: "F32, F16, BF16".into(),
+                supported: "F32, F16, BF16; quantized F8_E4M3, I8, I32, U8".into(),
             });
         }
     };
     let wrong_shape = |expected| Error::TensorShape {
         path: path.to_path_buf(),
         tensor: quote(name),
-        dtype: dtype.to_string(),
+        dtype: format!("{:?}", description.dtype),
         shape: shown_shape(&description.shape),
         expected,
     };
@@ -183,9 +239,11 @@ fn checked_size(path: &Path, name: &str, description: &Description) -> Result<(D
         return Err(wrong_shape("at most 8 dimensions"));
     }
     let dims: Vec<u64> = description.shape.iter().map(|&dim| dim as u64).collect();
-    let (_, num_bytes) = gguf::checked_shape(dtype, &dims).map_err(wrong_shape)?;
-    let num_bytes = usize::try_from(num_bytes).map_err(|_| wrong_shape("a size in bytes that fits the machine"))?;
-    Ok((dtype, num_bytes))
+    // The number of elements is that of bytes in a format of two; the wider types may still overflow.
+    let (_, of_two_bytes) = gguf::checked_shape(DType::F16, &dims).map_err(wrong_shape)?;
+    let num_bytes = (of_two_bytes / 2).checked_mul(width).filter(|&bytes| bytes <= i64::MAX as u64);
+    let num_bytes = num_bytes.ok_or_else(|| wrong_shape("a size in bytes that fits 63 bits"))?;
+    usize::try_from(num_bytes).map_err(|_| wrong_shape("a size in bytes that fits the machine"))
 }
 
 /// Returns a shape for a message, cut to 8 dimensions because a hostile header may have thousands.

@@ -30,6 +30,11 @@ pub(crate) struct Tensor {
     pub(crate) data: Vec<u8>,
 }
 
+/// Returns the formats that GGUF files have.
+pub(crate) fn gguf_types() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|&dtype| dtype != DType::F8_E4M3)
+}
+
 /// Returns the GGUF type number of a format. This repeats the reader's table on purpose.
 pub(crate) fn kind_of(dtype: DType) -> u32 {
     match dtype {
@@ -49,6 +54,17 @@ pub(crate) fn kind_of(dtype: DType) -> u32 {
         DType::IQ4_NL => 20,
         DType::IQ4_XS => 23,
         DType::MXFP4 => 39,
+        DType::NVFP4 => 40,
+        DType::IQ1_S => 19,
+        DType::IQ1_M => 29,
+        DType::IQ2_XXS => 16,
+        DType::IQ2_XS => 17,
+        DType::IQ2_S => 22,
+        DType::IQ3_XXS => 18,
+        DType::IQ3_S => 21,
+        DType::TQ1_0 => 34,
+        DType::TQ2_0 => 35,
+        DType::F8_E4M3 => panic!("GGUF has no F8_E4M3"),
     }
 }
 

@@ -26,10 +26,10 @@ fn a_folder_with_one_file() {
     assert_eq!(names, ["a", "b"], "in the order of the data");
     let a = checkpoint.tensor("a").unwrap();
     assert_eq!((a.info.dtype, a.info.shape.as_slice()), (DType::F32, [2, 2].as_slice()));
-    assert_eq!(*a.bytes, *(0..16).collect::<Vec<u8>>());
+    assert_eq!(*a.bytes(), *(0..16).collect::<Vec<u8>>());
     let b = checkpoint.tensor("b").unwrap();
     assert_eq!((b.info.dtype, b.info.shape.as_slice()), (DType::BF16, [3].as_slice()));
-    assert_eq!(*b.bytes, *(16..22).collect::<Vec<u8>>());
+    assert_eq!(*b.bytes(), *(16..22).collect::<Vec<u8>>());
 }
 
 #[test]
@@ -110,8 +110,8 @@ fn shards_are_found_by_the_index() {
     ] {
         let checkpoint = Checkpoint::open(&path).unwrap();
         assert_eq!(checkpoint.files().len(), 2);
-        assert_eq!(*checkpoint.tensor("first").unwrap().bytes, [1, 2, 3, 4]);
-        assert_eq!(*checkpoint.tensor("second").unwrap().bytes, [5, 6, 7, 8]);
+        assert_eq!(*checkpoint.tensor("first").unwrap().bytes(), [1, 2, 3, 4]);
+        assert_eq!(*checkpoint.tensor("second").unwrap().bytes(), [5, 6, 7, 8]);
         let bytes: u64 = checkpoint.files().iter().map(|file| file.metadata().unwrap().len()).sum();
         assert_eq!(checkpoint.file_bytes(), bytes);
     }

@@ -156,8 +156,9 @@ fn shapes_that_overflow_or_are_empty() {
 
 #[test]
 fn unsupported_types_are_named_with_their_tensor() {
-    for dtype in ["I64", "F64", "U8", "BOOL", "F8_E4M3"] {
-        let message = header_error(&one(dtype, "[1]", "[0,4]"));
+    let whole = |dtype: &str, bytes: usize| safetensors(&one(dtype, "[1]", &format!("[0,{bytes}]")), &vec![0; bytes]);
+    for (dtype, bytes) in [("I64", 8), ("F64", 8), ("U8", 1), ("BOOL", 1), ("F8_E4M3", 1), ("I32", 4), ("F8_E5M2", 1)] {
+        let message = weights_error(&whole(dtype, bytes));
         assert!(
             message.contains(r#"tensor "bad.weight" has the unsupported type"#) && message.contains(dtype),
             "{message}"

@@ -9,3 +9,4 @@ mod gguf_corrupt;
 mod hugging_face;
 mod hugging_face_corrupt;
 mod properties;
+mod quantized;
