@@ -7,18 +7,20 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, BidirectionalAttention, DType, Error, ExpertMlp, Extension, HostFloats,
-    HostWeight, Input, KvLayer, Linear, Output, Pending, Residual, Rope, StoreKv, TableRows, Tensor,
+    Activation, Attend, Attention, Backend, BidirectionalAttention, DType, DeltaNet, Error, ExpertMlp, Extension,
+    GatedMlp, HostFloats, HostWeight, Input, KvLayer, Linear, Mamba2, Output, Pending, PlainMlp, Residual, Rope,
+    ShortConvolution, StoreKv, TableRows, Tensor,
 };
 
 use crate::attention;
 use crate::bandwidth::read_bandwidth;
 use crate::free_memory::free_memory;
 use crate::matmul::{InputRows, LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
-use crate::memory::{self, HostMemory, bytes, bytes_mut, floats, floats_mut};
+use crate::memory::{self, Buffer, HostMemory, bytes, bytes_mut, floats, floats_mut};
 use crate::ops::experts::{Choice, ExpertBuffers};
 use crate::ops::{elementwise, norm, rope};
 use crate::pool::{Pool, ThreadRefused};
+use crate::recurrence;
 use crate::shared_slice::SharedSlice;
 use crate::simd::{Isa, Level, with_simd};
 
@@ -43,8 +45,16 @@ pub struct CpuBackend {
     pool: Pool,
     multiplier: Multiplier,
     experts: Mutex<ExpertBuffers>,
+    heads: Mutex<HeadBuffers>,
     /// Number of weights without a kernel for their format, by format name: their rows are decoded in every product.
     decoded: Mutex<BTreeMap<&'static str, usize>>,
+}
+
+/// Rows of one head, kept from step to step.
+#[derive(Debug, Default)]
+struct HeadBuffers {
+    input: Buffer<f32>,
+    output: Buffer<f32>,
 }
 
 /// Reason why a [`CpuBackend`] cannot be created.
@@ -78,8 +88,8 @@ impl CpuBackend {
             obtained,
             cause,
         })?;
-        let (experts, decoded) = (Mutex::default(), Mutex::default());
-        Ok(CpuBackend { level, pool, multiplier: Multiplier::new(level), experts, decoded })
+        let (experts, heads, decoded) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(CpuBackend { level, pool, multiplier: Multiplier::new(level), experts, heads, decoded })
     }
 
     /// Calls `f(row, out_row)` for every row of `out`, on all threads if the tensor is large enough.
@@ -125,6 +135,46 @@ impl CpuBackend {
     fn matmul(&self, x: &[f32], linear: &Linear, out: &mut [f32]) {
         let x = InputRows::rows(x, linear.weight.cols());
         self.multiplier.run(&self.pool, x, &[product(linear, out)]);
+    }
+
+    /// Sums the results of the selected experts, which `compute` writes to its last argument. Its second argument has
+    /// the rows of one expert, the third the buffers for the outputs of the expert's first maps.
+    fn sum_experts<E>(
+        &self,
+        mlp: &ExpertMlp<'_, E>,
+        out: Output<'_>,
+        compute: impl Fn(&E, &[f32], [&mut Buffer<f32>; 2], &mut [f32]),
+    ) {
+        let out = out.rows();
+        let (hidden, num_experts) = (mlp.x.cols(), mlp.experts.len());
+        assert_eq!(mlp.router_logits.cols(), num_experts);
+        assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
+        let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
+        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertBuffers { choices, rows, gate, up, down } = &mut *buffers;
+        choices.choose(logits, num_experts, mlp.routing, mlp.score_bias.map(floats));
+        if let Some(scales) = mlp.expert_scales {
+            assert_eq!(scales.len(), num_experts);
+            choices.scale(floats(scales));
+        }
+        let out = floats_mut(out);
+        out.fill(0.0);
+        let out = SharedSlice::new(out);
+        for chosen in choices.by_expert() {
+            let num_rows = chosen.len();
+            let rows = &mut rows.grow(num_rows * hidden)[..num_rows * hidden];
+            let down = &mut down.grow(rows.len())[..num_rows * hidden];
+            self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
+            compute(&mlp.experts[chosen[0].expert], rows, [&mut *gate, &mut *up], down);
+            self.for_each(num_rows, hidden, |i| {
+                let Choice { row, weight, .. } = chosen[i];
+                // SAFETY: an expert has a row at most once, so no two parts overlap.
+                let out = unsafe { out.part(row * hidden, hidden) };
+                for (out, down) in out.iter_mut().zip(&down[i * hidden..]) {
+                    *out += weight * down;
+                }
+            });
+        }
     }
 
     fn multiply_gated(&self, x: InputRows<'_>, [gate, up]: [(&Linear, &mut [f32]); 2], activation: Activation) {
@@ -296,6 +346,17 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn copy_rows(&self, from: &Tensor, rows: &[u32], to: &mut Tensor, first: usize) -> Result<(), Error> {
+        assert_eq!((from.dtype(), from.cols()), (to.dtype(), to.cols()), "rows of the same form");
+        assert!(first + rows.len() <= to.rows(), "rows of the tensor");
+        let len = from.dtype().bytes_for(from.cols()).expect("rows are whole blocks");
+        let (from, to) = (bytes(from), bytes_mut(to));
+        for (to, &row) in to[first * len..].chunks_exact_mut(len).zip(rows) {
+            to.copy_from_slice(&from[row as usize * len..][..len]);
+        }
+        Ok(())
+    }
+
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
         floats_mut(tensor).copy_from_slice(values);
         Ok(())
@@ -423,37 +484,106 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn sigmoid_gate(&self, gate: &Tensor, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!(gate.rows(), x.rows());
+        assert!([1, x.cols()].contains(&gate.cols()));
+        let (cols, gate) = (gate.cols(), floats(gate));
+        with_simd!(self.level, simd => self.for_rows(x, |row, x| {
+            elementwise::sigmoid_gate(simd, &gate[row * cols..(row + 1) * cols], x);
+        }));
+        Ok(())
+    }
+
+    fn gate_by_columns(
+        &self,
+        activation: Activation,
+        inputs: &Tensor,
+        first: usize,
+        gate: &mut Tensor,
+    ) -> Result<(), Error> {
+        let (len, cols) = (gate.cols(), inputs.cols());
+        assert!(gate.rows() == inputs.rows() && first + len <= cols);
+        let inputs = floats(inputs);
+        with_simd!(self.level, simd => self.for_rows(gate, |row, gate| {
+            elementwise::gate(simd, activation, &inputs[row * cols + first..][..len], gate);
+        }));
+        Ok(())
+    }
+
+    fn scale(&self, factor: f32, x: &mut Tensor) -> Result<(), Error> {
+        with_simd!(self.level, simd => self.for_rows(x, |_, x| elementwise::scale(simd, factor, x)));
+        Ok(())
+    }
+
     fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error> {
-        let out = out.rows();
-        let (hidden, num_experts) = (mlp.x.cols(), mlp.experts.len());
-        assert_eq!(mlp.router_logits.cols(), num_experts);
-        assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
-        let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
-        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let ExpertBuffers { choices, rows, gate, up, down } = &mut *buffers;
-        choices.choose(logits, num_experts, mlp.routing, mlp.score_bias.map(floats));
-        let out = floats_mut(out);
-        out.fill(0.0);
-        let out = SharedSlice::new(out);
-        for chosen in choices.by_expert() {
-            let (expert, num_rows) = (&mlp.experts[chosen[0].expert], chosen.len());
-            let gated = num_rows * expert.gate.weight.rows();
-            let rows = &mut rows.grow(num_rows * hidden)[..num_rows * hidden];
-            let down = &mut down.grow(rows.len())[..num_rows * hidden];
-            let (gate, up) = (&mut gate.grow(gated)[..gated], &mut up.grow(gated)[..gated]);
-            self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
+        self.sum_experts(&mlp, out, |expert: &GatedMlp, rows, [gate, up], down| {
+            let len = rows.len() / mlp.x.cols() * expert.gate.weight.rows();
+            let (gate, up) = (&mut gate.grow(len)[..len], &mut up.grow(len)[..len]);
             let products = [(&expert.gate, &mut *gate), (&expert.up, up)];
-            self.multiply_gated(InputRows::rows(rows, hidden), products, mlp.activation);
+            self.multiply_gated(InputRows::rows(rows, mlp.x.cols()), products, mlp.activation);
             self.matmul(gate, &expert.down, down);
-            self.for_each(num_rows, hidden, |i| {
-                let Choice { row, weight, .. } = chosen[i];
-                // SAFETY: an expert has a row at most once, so no two parts overlap.
-                let out = unsafe { out.part(row * hidden, hidden) };
-                for (out, down) in out.iter_mut().zip(&down[i * hidden..]) {
-                    *out += weight * down;
-                }
+        });
+        Ok(())
+    }
+
+    fn plain_expert_mlp(&self, mlp: ExpertMlp<'_, PlainMlp>, out: Output<'_>) -> Result<(), Error> {
+        self.sum_experts(&mlp, out, |expert: &PlainMlp, rows, [_, up], down| {
+            let width = expert.up.weight.rows();
+            let len = rows.len() / mlp.x.cols() * width;
+            let up = &mut up.grow(len)[..len];
+            self.matmul(rows, &expert.up, up);
+            with_simd!(self.level, simd => self.for_each_row(up, width, |_, up| {
+                elementwise::activate(simd, mlp.activation, up);
+            }));
+            self.matmul(up, &expert.down, down);
+        });
+        Ok(())
+    }
+
+    fn map_heads(&self, x: &Tensor, maps: &[Linear], out: &mut Tensor) -> Result<(), Error> {
+        let (num_rows, num_heads) = (x.rows(), maps.len());
+        assert!(num_heads > 0 && out.rows() == num_rows);
+        assert!([x.cols(), out.cols()].into_iter().all(|cols| cols.is_multiple_of(num_heads)));
+        let [cols, out_cols] = [x.cols(), out.cols()].map(|cols| cols / num_heads);
+        assert!(maps.iter().all(|map| (map.weight.cols(), map.weight.rows()) == (cols, out_cols)));
+        let (x, out) = (floats(x), floats_mut(out));
+        if num_rows == 1 {
+            let heads = x.chunks_exact(cols).zip(out.chunks_exact_mut(out_cols));
+            heads.zip(maps).for_each(|((x, out), map)| self.matmul(x, map, out));
+            return Ok(());
+        }
+        let mut buffers = self.heads.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let HeadBuffers { input, output } = &mut *buffers;
+        let input = &mut input.grow(num_rows * cols)[..num_rows * cols];
+        let output = &mut output.grow(num_rows * out_cols)[..num_rows * out_cols];
+        let out = SharedSlice::new(out);
+        for (head, map) in maps.iter().enumerate() {
+            let at = |row: usize| row * num_heads + head;
+            self.for_each_row(input, cols, |row, head| head.copy_from_slice(&x[at(row) * cols..][..cols]));
+            self.matmul(input, map, output);
+            self.for_each(num_rows, out_cols, |row| {
+                // SAFETY: this is called once for each row, so no two parts overlap.
+                let head = unsafe { out.part(at(row) * out_cols, out_cols) };
+                head.copy_from_slice(&output[row * out_cols..][..out_cols]);
             });
         }
+        Ok(())
+    }
+
+    fn join_heads(&self, num_heads: usize, parts: [&Tensor; 2], out: &mut Tensor) -> Result<(), Error> {
+        let cols = parts.map(|part| part.cols() / num_heads);
+        assert!(
+            parts.iter().zip(cols).all(|(part, cols)| (part.rows(), part.cols()) == (out.rows(), num_heads * cols))
+        );
+        assert_eq!(out.cols(), num_heads * (cols[0] + cols[1]));
+        let parts = parts.map(floats);
+        self.for_rows(out, |row, out| {
+            for (head, out) in out.chunks_exact_mut(cols[0] + cols[1]).enumerate() {
+                let part = |part: usize| &parts[part][(row * num_heads + head) * cols[part]..][..cols[part]];
+                out[..cols[0]].copy_from_slice(part(0));
+                out[cols[0]..].copy_from_slice(part(1));
+            }
+        });
         Ok(())
     }
 
@@ -497,6 +627,26 @@ impl Backend for CpuBackend {
         out: &mut Tensor,
     ) -> Result<(), Error> {
         attention::attend(self.level, &self.pool, &attend, [queries, keys], kv, out);
+        Ok(())
+    }
+
+    fn short_convolution(
+        &self,
+        call: ShortConvolution<'_>,
+        memory: &mut Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        recurrence::short_convolution(self.level, &self.pool, &call, memory, out);
+        Ok(())
+    }
+
+    fn delta_net(&self, call: DeltaNet<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {
+        recurrence::delta_net(self.level, &self.pool, &call, memory, out);
+        Ok(())
+    }
+
+    fn mamba2(&self, call: Mamba2<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {
+        recurrence::mamba2(self.level, &self.pool, &call, memory, out);
         Ok(())
     }
 }

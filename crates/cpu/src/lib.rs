@@ -15,6 +15,7 @@ mod matmul;
 mod memory;
 mod ops;
 mod pool;
+mod recurrence;
 #[cfg(test)]
 mod scalar_tests;
 mod shared_slice;

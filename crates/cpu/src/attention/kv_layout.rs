@@ -18,6 +18,8 @@
 //! values  [block_len / 32][16][head_size / 16][2][16 values]      position 32 i + 16 k + j is at [i][j][..][k]
 //! ```
 //! Values are encoded as in the format, in another order than in a file. Each head is rounded separately.
+//!
+//! With latent attention, values are parts of the keys: nothing but keys is stored, in the layout without tiles.
 
 use pellucid_tensor::{DType, HeadShape, KvLayer, quant};
 
@@ -39,13 +41,27 @@ pub(super) struct KvLayout {
     pub(super) shape: HeadShape,
     /// Whether values are stored as the tiles of AMX multiply them.
     pub(super) tiles: bool,
+    /// Index of the first value in a key, if values are parts of the keys.
+    pub(super) first_value: Option<usize>,
 }
 
 impl KvLayout {
     pub(super) fn new(level: Level, dtype: DType, shape: HeadShape) -> Self {
         let whole = shape.head_size.is_multiple_of(STEP) && shape.block_len.is_multiple_of(STEP);
         let tiles = level.isa() == Isa::Amx && matches!(dtype, DType::F16 | DType::BF16) && whole;
-        KvLayout { dtype, shape, tiles }
+        KvLayout { dtype, shape, tiles, first_value: None }
+    }
+
+    /// Returns the layout for values that are the values of each key from index `first` on.
+    pub(super) fn with_values_in_keys(self, first: usize) -> Self {
+        assert!(first < self.shape.head_size);
+        KvLayout { tiles: false, first_value: Some(first), ..self }
+    }
+
+    /// Number of values that attention sums for a head.
+    #[inline(always)]
+    pub(super) fn value_size(&self) -> usize {
+        self.shape.head_size - self.first_value.unwrap_or(0)
     }
 
     /// Bytes of one key or value of one head.

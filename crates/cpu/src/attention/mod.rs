@@ -28,7 +28,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_tensor::{
-    Attend, Attention, BidirectionalAttention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor,
+    Attend, Attention, BidirectionalAttention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, Tensor, Values,
 };
 
 use crate::memory::{floats, floats_mut};
@@ -37,7 +37,7 @@ use crate::shared_slice::SharedSlice;
 use crate::simd::Level;
 use kv_layout::{KvBytes, KvLayout};
 use lanes::{LaneKernel, Lanes};
-use new_rows::{KeyOrValue, NewRows, Rotation};
+use new_rows::{NewRows, Rotation};
 use plan::{Piece, Plan};
 use span::{Queries, Span, Workspace};
 use state::State;
@@ -92,7 +92,7 @@ thread_local! {
 /// Writes the keys and values of every row into their slots.
 pub(crate) fn store(level: Level, pool: &Pool, store: &StoreKv<'_>, kv: &mut KvLayer) {
     let layout = KvLayout::new(level, kv_dtype(kv), store.shape);
-    let new_rows = NewRows::new(&layout, None, store.keys, store.values, store.slots);
+    let new_rows = NewRows::new(&layout, None, store.keys, Values::Rows(store.values), store.slots);
     // SAFETY: the layer is borrowed uniquely, and nothing else uses it during the call.
     unsafe { new_rows.store_rows(level, pool, &layout, &KvBytes::of(kv), 0..store.slots.len()) };
 }
@@ -100,12 +100,13 @@ pub(crate) fn store(level: Level, pool: &Pool, store: &StoreKv<'_>, kv: &mut KvL
 /// Computes attention for every row into `out`.
 pub(crate) fn attention(level: Level, pool: &Pool, attention: &Attention<'_>, out: &mut Tensor) {
     let Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window } = *attention;
+    let layout = KvLayout::new(level, kv_dtype(kv), shape);
     let call = Call {
-        queries: rows_of(queries, shape, positions, out),
+        queries: rows_of(queries, &layout, positions, out),
         rotation: None,
         new_rows: None,
         memory: KvBytes::read_only(kv),
-        layout: KvLayout::new(level, kv_dtype(kv), shape),
+        layout,
         positions,
         first_visible: None,
         sequences,
@@ -123,12 +124,13 @@ pub(crate) fn bidirectional(level: Level, pool: &Pool, attention: &Bidirectional
     let BidirectionalAttention { queries, kv, first_visible, last_visible, sequences, block_tables, shape, scale } =
         *attention;
     assert_eq!(first_visible.len(), last_visible.len(), "a range of positions for each row");
+    let layout = KvLayout::new(level, kv_dtype(kv), shape);
     let call = Call {
-        queries: rows_of(queries, shape, last_visible, out),
+        queries: rows_of(queries, &layout, last_visible, out),
         rotation: None,
         new_rows: None,
         memory: KvBytes::read_only(kv),
-        layout: KvLayout::new(level, kv_dtype(kv), shape),
+        layout,
         positions: last_visible,
         first_visible: Some(first_visible),
         sequences,
@@ -156,9 +158,13 @@ pub(crate) fn attend(
     let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = *attend;
     let Attend { scale, soft_cap, window, sinks, .. } = *attend;
     let layout = KvLayout::new(level, kv_dtype(kv), shape);
+    let layout = match values {
+        Values::Rows(_) => layout,
+        Values::InKeys { first } => layout.with_values_in_keys(first),
+    };
     let rotation = rope.map(|rope| Rotation::new(rope, shape.head_size, positions.len()));
     let call = Call {
-        queries: rows_of(queries, shape, positions, out),
+        queries: rows_of(queries, &layout, positions, out),
         rotation,
         new_rows: Some(NewRows::new(&layout, rotation, keys, values, slots)),
         memory: KvBytes::of(kv),
@@ -181,11 +187,11 @@ fn kv_dtype(kv: &KvLayer) -> DType {
 }
 
 /// Checks the shapes of queries and output, and returns the queries.
-fn rows_of<'a>(queries: &'a Tensor, shape: HeadShape, positions: &[u32], out: &Tensor) -> &'a [f32] {
-    let cols = shape.num_heads * shape.head_size;
-    assert!(shape.num_heads.is_multiple_of(shape.num_kv_heads) && shape.head_size > 0 && shape.block_len > 0);
-    assert_eq!((queries.rows(), queries.cols()), (positions.len(), cols));
-    assert_eq!((out.rows(), out.cols()), (positions.len(), cols));
+fn rows_of<'a>(queries: &'a Tensor, layout: &KvLayout, positions: &[u32], out: &Tensor) -> &'a [f32] {
+    let HeadShape { num_heads, num_kv_heads, head_size, block_len } = layout.shape;
+    assert!(num_heads.is_multiple_of(num_kv_heads) && head_size > 0 && block_len > 0);
+    assert_eq!((queries.rows(), queries.cols()), (positions.len(), num_heads * head_size));
+    assert_eq!((out.rows(), out.cols()), (positions.len(), num_heads * layout.value_size()));
     floats(queries)
 }
 
@@ -234,7 +240,7 @@ impl<'a> Call<'a> {
         if let (Some(new_rows), true) = (self.new_rows, piece.stores) {
             let spans = span.map_or(piece.spans.clone(), |span| piece.spans.start + span..piece.spans.start + span + 1);
             for row in piece.rows.clone().filter(|&row| spans.contains(&(self.positions[row] as usize / SPAN))) {
-                for kind in [KeyOrValue::Key, KeyOrValue::Value] {
+                for &kind in new_rows.kinds() {
                     // SAFETY: no other sequence has the row's block (a sequence writes only blocks of its own), and no
                     // other task has this head and span of the sequence.
                     unsafe { new_rows.store_head(level, &self.layout, &self.memory, row, kv_head, kind) };
@@ -310,14 +316,14 @@ impl LaneKernel for Task<'_> {
     #[inline(always)]
     fn run<L: Lanes>(self, lanes: L) {
         let Task { queries, piece, span, next, output, partial, missing, workspace } = self;
-        let (num_queries, head_size) = (queries.len(), queries.head_size());
-        let len = State::len(num_queries, head_size);
+        let (num_queries, value_size) = (queries.len(), queries.value_size());
+        let len = State::len(num_queries, value_size);
         let mut joined = std::mem::take(&mut workspace.joined);
-        let mut joined_state = State::of(joined.with_len(len), num_queries, head_size);
+        let mut joined_state = State::of(joined.with_len(len), num_queries, value_size);
         joined_state.clear();
         let Some(span) = span else {
             let mut current = std::mem::take(&mut workspace.current);
-            let mut state = State::of(current.with_len(len), num_queries, head_size);
+            let mut state = State::of(current.with_len(len), num_queries, value_size);
             for span in piece.spans.clone() {
                 let next = if span + 1 < piece.spans.end { Some(queries.next(span + 1)) } else { next };
                 lanes.call(Span { queries: &queries, span, next, workspace: &mut *workspace, state: &mut state });
@@ -333,7 +339,7 @@ impl LaneKernel for Task<'_> {
         {
             // SAFETY: only this task uses this state until it decrements the counter below.
             let place = unsafe { partial.part(first + span * len, len) };
-            let mut state = State::of(place, num_queries, head_size);
+            let mut state = State::of(place, num_queries, value_size);
             let (span, workspace) = (piece.spans.start + span, &mut *workspace);
             lanes.call(Span { queries: &queries, span, next, workspace, state: &mut state });
         }
@@ -342,7 +348,7 @@ impl LaneKernel for Task<'_> {
             for span in 0..num_spans {
                 // SAFETY: the task of that span is done; the counter orders its writes before this.
                 let place = unsafe { partial.part(first + span * len, len) };
-                joined_state.join(lanes, &State::of(place, num_queries, head_size));
+                joined_state.join(lanes, &State::of(place, num_queries, value_size));
             }
             // SAFETY: only the task that finds no span missing writes these rows.
             unsafe { queries.write(&joined_state, &output) };

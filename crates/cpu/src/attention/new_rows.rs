@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 
-use pellucid_tensor::{Rope, RopeStyle, Tensor};
+use pellucid_tensor::{Rope, RopeStyle, Tensor, Values};
 
 use super::kv_layout::{KvBytes, KvLayout, encode_head};
 use crate::memory::floats;
@@ -41,7 +41,8 @@ pub(super) struct NewRows<'a> {
     rotation: Option<Rotation<'a>>,
     /// `[rows][kv heads][head_size]`
     keys: &'a [f32],
-    values: &'a [f32],
+    /// `None` if values are parts of the keys.
+    values: Option<&'a [f32]>,
     /// The slot of each row: block * block_len + offset.
     slots: &'a [u32],
 }
@@ -62,14 +63,23 @@ impl<'a> NewRows<'a> {
         layout: &KvLayout,
         rotation: Option<Rotation<'a>>,
         keys: &'a Tensor,
-        values: &'a Tensor,
+        values: Values<'a>,
         slots: &'a [u32],
     ) -> Self {
         let cols = layout.shape.num_kv_heads * layout.shape.head_size;
-        for tensor in [keys, values] {
+        let values = match values {
+            Values::Rows(values) => Some(values),
+            Values::InKeys { .. } => None,
+        };
+        for tensor in values.into_iter().chain([keys]) {
             assert_eq!((tensor.rows(), tensor.cols()), (slots.len(), cols));
         }
-        NewRows { rotation, keys: floats(keys), values: floats(values), slots }
+        NewRows { rotation, keys: floats(keys), values: values.map(floats), slots }
+    }
+
+    /// Returns the kinds that are stored for each row.
+    pub(super) fn kinds(&self) -> &'static [KeyOrValue] {
+        if self.values.is_some() { &[KeyOrValue::Key, KeyOrValue::Value] } else { &[KeyOrValue::Key] }
     }
 
     /// The block that holds a row's slot.
@@ -93,7 +103,7 @@ impl<'a> NewRows<'a> {
         let (num_kv_heads, head_size) = (layout.shape.num_kv_heads, layout.shape.head_size);
         let (rows, regions) = match kind {
             KeyOrValue::Key => (self.keys, memory.keys),
-            KeyOrValue::Value => (self.values, memory.values),
+            KeyOrValue::Value => (self.values.expect("one of `kinds`"), memory.values),
         };
         let (block, offset) =
             (self.slots[row] as usize / layout.shape.block_len, self.slots[row] as usize % layout.shape.block_len);
@@ -131,13 +141,14 @@ impl<'a> NewRows<'a> {
     ) {
         // With fewer values, waking threads costs more than the work itself.
         const ENOUGH_FOR_THREADS: usize = 1024;
-        let num_kv_heads = layout.shape.num_kv_heads;
+        let (kinds, num_kv_heads) = (self.kinds(), layout.shape.num_kv_heads);
         let num_rows = rows.clone().count();
-        let parts = (2 * pool.num_threads()).div_ceil(2 * num_kv_heads);
-        let num_tasks = 2 * num_kv_heads * parts;
+        let num_heads = kinds.len() * num_kv_heads;
+        let parts = (2 * pool.num_threads()).div_ceil(num_heads);
+        let num_tasks = num_heads * parts;
         let store_part = |task: usize| {
-            let (kind, kv_head, part) = (task % 2, task / 2 % num_kv_heads, task / 2 / num_kv_heads);
-            let kind = if kind == 0 { KeyOrValue::Key } else { KeyOrValue::Value };
+            let (kind, task) = (kinds[task % kinds.len()], task / kinds.len());
+            let (kv_head, part) = (task % num_kv_heads, task / num_kv_heads);
             let is_here = |row: usize| self.slots[row] as usize / layout.shape.block_len % parts == part;
             for row in rows.clone().filter(|&row| is_here(row)) {
                 // SAFETY: only this task uses its head's regions of keys, or of values, in its part of the blocks.

@@ -73,7 +73,7 @@ impl Plan {
             }
         }
         let several_spans = self.pieces.iter().any(|piece| piece.spans.len() > 1);
-        let state_len = |piece: &Piece| State::len(piece.rows.len() * group, shape.head_size);
+        let state_len = |piece: &Piece| State::len(piece.rows.len() * group, call.layout.value_size());
         let states = |piece: &Piece| piece.spans.len() * shape.num_kv_heads * state_len(piece);
         self.split = several_spans
             && num_threads > 1

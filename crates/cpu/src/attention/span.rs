@@ -21,6 +21,8 @@ pub(super) const SCORES_STRIDE: usize = SPAN + LANES;
 pub(super) struct Workspace {
     /// A tile of keys, `[head_size][TILE]`, or of values, `[TILE][stride]`.
     tile: AlignedFloats,
+    /// A tile of keys whose parts are values, before they are transposed: `[head_size][TILE]`.
+    keys_with_values: AlignedFloats,
     /// `[queries][SCORES_STRIDE]`, of which SPAN are used: scores, then weights.
     pub(super) scores: AlignedFloats,
     #[cfg(target_arch = "x86_64")]
@@ -66,7 +68,7 @@ impl<'a> Queries<'a> {
         let (len, head_size) = (queries.len(), layout.shape.head_size);
         let rotated = rotated.with_len(len * head_size);
         for (i, query) in rotated.chunks_exact_mut(head_size).enumerate() {
-            query.copy_from_slice(&call.queries[queries.offset(i)..][..head_size]);
+            query.copy_from_slice(&call.queries[queries.index(i) * head_size..][..head_size]);
             if let Some(rotation) = call.rotation {
                 rotation.rotate_head(level, queries.rows.start + i / group, query);
             }
@@ -84,6 +86,12 @@ impl<'a> Queries<'a> {
         self.pages.layout.shape.head_size
     }
 
+    /// Number of values of a query's result.
+    #[inline(always)]
+    pub(super) fn value_size(&self) -> usize {
+        self.pages.layout.value_size()
+    }
+
     /// One of the spans, as the memory that is read next.
     pub(super) fn next(&self, span: usize) -> NextSpan<'a> {
         NextSpan { blocks: self.pages.blocks, kv_head: self.pages.kv_head, span }
@@ -93,12 +101,11 @@ impl<'a> Queries<'a> {
         self.rows.len() * self.group
     }
 
-    /// Offset of query i in the rows of queries, and of its result in the output.
+    /// Index of query i among the heads of all rows.
     #[inline(always)]
-    fn offset(&self, i: usize) -> usize {
-        let shape = self.call.layout.shape;
+    fn index(&self, i: usize) -> usize {
         let (row, head) = (self.rows.start + i / self.group, self.pages.kv_head * self.group + i % self.group);
-        (row * shape.num_heads + head) * shape.head_size
+        row * self.call.layout.shape.num_heads + head
     }
 
     /// The positions of a span that are visible to query i, counted from the span's start.
@@ -165,11 +172,11 @@ impl<'a> Queries<'a> {
     /// # Safety
     /// No other thread writes this kv head's results of these rows.
     pub(super) unsafe fn write(&self, state: &State<'_>, output: &SharedSlice<'_, f32>) {
-        let head_size = self.head_size();
+        let value_size = self.value_size();
         let stride = state.stride();
         for i in 0..self.len() {
             // SAFETY: passed on from the caller.
-            let out = unsafe { output.part(self.offset(i), head_size) };
+            let out = unsafe { output.part(self.index(i) * value_size, value_size) };
             let factor = match self.call.sinks {
                 None => 1.0 / state.sums[i],
                 Some(sinks) => {
@@ -215,8 +222,10 @@ impl LaneKernel for Span<'_, '_> {
         #[cfg(not(target_arch = "x86_64"))]
         let _ = next;
         let head_size = queries.head_size();
-        let stride = head_size.next_multiple_of(LANES);
-        let tile = workspace.tile.with_len(TILE * stride);
+        let stride = queries.value_size().next_multiple_of(LANES);
+        let tile = workspace.tile.with_len(TILE * stride.max(head_size));
+        let first_value = queries.pages.layout.first_value;
+        let keys_with_values = workspace.keys_with_values.with_len(first_value.map_or(0, |_| TILE * head_size));
         let scores = workspace.scores.with_len(queries.len() * SCORES_STRIDE);
         state.clear();
 
@@ -250,11 +259,31 @@ impl LaneKernel for Span<'_, '_> {
 
         for (start, seen) in tiles {
             let values = &mut tile[..TILE * stride];
-            decode(KeyOrValue::Value, start, seen, values);
+            match first_value {
+                None => decode(KeyOrValue::Value, start, seen, values),
+                Some(first) => {
+                    decode(KeyOrValue::Key, start, seen, keys_with_values);
+                    transpose_tile(&keys_with_values[first * TILE..], values);
+                }
+            }
             for (first, count) in queries.register_tiles::<L>(span, start) {
                 let tile = RegisterTile { queries, span, start, first, count };
                 // SAFETY: the queries have rows of scores, and `state` has a row of values for every query.
                 unsafe { tile.accumulate(lanes, values, scores, state) };
+            }
+        }
+    }
+}
+
+/// Transposes the values of a tile: `[value_size][TILE]` becomes `[TILE][stride]`. Values beyond `value_size` stay.
+#[inline(always)]
+fn transpose_tile(values: &[f32], out: &mut [f32]) {
+    let stride = out.len() / TILE;
+    // A cache line of each position at a time.
+    for (part, values) in values.chunks(LANES * TILE).enumerate() {
+        for (position, out) in out.chunks_exact_mut(stride).enumerate() {
+            for (out, row) in out[part * LANES..].iter_mut().zip(values.chunks_exact(TILE)) {
+                *out = row[position];
             }
         }
     }

@@ -9,7 +9,7 @@
 //!   bits, for one row and for many.
 //! - F32, F16, BF16 ([`unquantized`]): f32 multiply-adds in a fixed order. With AMX, BF16 is multiplied by bf16 tiles
 //!   instead.
-//! - Q2_K, Q3_K, IQ4_NL, IQ4_XS, MXFP4 ([`decoded`]): rows of w are decoded to f32 first.
+//! - All others, among them MXFP4, FP8 and the IQ formats ([`decoded`]): rows of w are decoded to f32 first.
 //!
 //! Threads divide panels of sixteen columns and blocks of sixteen rows among them ([`task_grid`]), never parts of a
 //! sum.

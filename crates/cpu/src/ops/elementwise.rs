@@ -34,6 +34,7 @@ vectorized! {
             Activation::GeluTanh => x.iter_mut().for_each(|x| *x = math::gelu_tanh(*x)),
             Activation::Gelu => x.iter_mut().for_each(|x| *x = math::gelu(*x)),
             Activation::ClampedSwiglu => unreachable!("`gate` computes it"),
+            Activation::SquaredRelu => x.iter_mut().for_each(|x| *x = math::squared_relu(*x)),
         }
     }
 }
@@ -52,6 +53,19 @@ vectorized! {
     /// `gate = clamped_swiglu(gate, up)`
     fn clamped_swiglu<S: Simd>(up: &[f32], gate: &mut [f32]) {
         gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = math::clamped_swiglu(*gate, *up));
+    }
+}
+
+vectorized! {
+    /// `x *= sigmoid(gate)`; a gate of one value applies to all of x.
+    pub(crate) fn sigmoid_gate<S: Simd>(gate: &[f32], x: &mut [f32]) {
+        match *gate {
+            [gate] => {
+                let factor = math::sigmoid(gate);
+                x.iter_mut().for_each(|x| *x *= factor);
+            }
+            _ => x.iter_mut().zip(gate).for_each(|(x, gate)| *x *= math::sigmoid(*gate)),
+        }
     }
 }
 

@@ -55,7 +55,7 @@ impl Choices {
         for (row, logits) in logits.chunks_exact(num_experts).enumerate() {
             self.score(logits, routing.scoring, bias);
             if let Some(groups) = routing.groups {
-                self.leave_groups(groups);
+                self.leave_groups(groups, routing.scoring);
             }
             let Choices { choices, scored, .. } = self;
             scored.sort_unstable_by(|a, b| b.rank.total_cmp(&a.rank).then(a.expert.cmp(&b.expert)));
@@ -90,8 +90,9 @@ impl Choices {
         }
     }
 
-    /// Leaves the experts of the groups with the highest sums of their two highest ranks. Ties go to the lower group.
-    fn leave_groups(&mut self, (num_groups, num_selected): (usize, usize)) {
+    /// Leaves the experts of the groups that rank highest: by the sum of their two highest ranks with sigmoid scores,
+    /// by the highest with a softmax. Ties go to the lower group.
+    fn leave_groups(&mut self, (num_groups, num_selected): (usize, usize), scoring: Scoring) {
         let Choices { scored, groups, .. } = self;
         let group_len = scored.len() / num_groups;
         groups.clear();
@@ -101,11 +102,16 @@ impl Choices {
                 rank => (first, second.max(rank)),
             };
             let (first, second) = experts.iter().fold((f32::NEG_INFINITY, f32::NEG_INFINITY), highest);
-            (group, first + second)
+            (group, if scoring == Scoring::Sigmoid { first + second } else { first })
         }));
         groups.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         groups.truncate(num_selected);
         scored.retain(|expert| groups.iter().any(|group| group.0 == expert.expert / group_len));
+    }
+
+    /// Multiplies the weights of each expert by its factor.
+    pub(crate) fn scale(&mut self, scales: &[f32]) {
+        self.choices.iter_mut().for_each(|choice| choice.weight *= scales[choice.expert]);
     }
 
     /// The rows of each expert that was chosen, in ascending order of both.

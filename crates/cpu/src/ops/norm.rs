@@ -5,7 +5,7 @@ use crate::simd::vectorized;
 
 /// The sum of `f(x)` over a row.
 #[inline(always)]
-fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+pub(crate) fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; 16];
     let mut chunks = x.chunks_exact(16);
     for chunk in &mut chunks {
