@@ -83,7 +83,8 @@ impl Gpu {
         out: &mut Tensor,
     ) -> Result<(), Error> {
         let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = call;
-        let Attend { scale, soft_cap, window, .. } = call;
+        let Attend { scale, soft_cap, window, sinks, .. } = call;
+        let values = values.rows();
         let mut rotate_later = None;
         match rope {
             Some(rope) => {
@@ -98,13 +99,14 @@ impl Gpu {
             None => self.store_kv(&StoreKv { keys, values, slots, shape }, kv)?,
         }
         let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
-        self.attention(attention, rotate_later, out)
+        self.attention(attention, sinks, rotate_later, out)
     }
 
-    /// Attends, after queries and keys are rotated and stored as `rotate` says.
+    /// Attends, after queries and keys are rotated and stored as `rotate` says. `sinks` has a score for each head.
     pub(crate) fn attention(
         &mut self,
         attention: Attention<'_>,
+        sinks: Option<&Tensor>,
         rotate: Option<RotateParameter>,
         out: &mut Tensor,
     ) -> Result<(), Error> {
@@ -112,6 +114,7 @@ impl Gpu {
         let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
         assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
         assert_eq!(attention.positions.len(), num_rows);
+        assert!(sinks.is_none_or(|sinks| sinks.len() == shape.num_heads), "a sink for each head");
         if let Some(why) = prefill::refusal(shape) {
             return Err(self.device.refuse("attention", why));
         }
@@ -183,6 +186,7 @@ impl Gpu {
             num_runs: num_runs as u32,
             in_panels: kernel.in_panels(),
             num_stored: attention.kv.keys.len() as u64,
+            sinks: sinks.map_or(0, floats),
         };
         for start in (0..num_rows).step_by(rows_at_once) {
             let rows = start..num_rows.min(start + rows_at_once);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, GatedMlpCall, HostFloats,
+    Activation, Attend, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, Extension, GatedMlpCall, HostFloats,
     HostWeight, Input, KvLayer, Linear, Output, Residual, Rope, RotateAndStore, Routing, RowDigest, RowQuery,
     StepIndex, StepMemo, StoreKv, TableRows, Tensor, TokenSlots,
 };
@@ -103,6 +103,11 @@ impl Backend for CudaBackend {
 
     fn experts_are_asynchronous(&self, num_rows: usize, num_experts: usize, routing: Routing) -> bool {
         experts::on_device::serves(num_rows, num_experts, routing)
+    }
+
+    fn supports(&self, extension: Extension) -> bool {
+        use Extension::{AttentionSinks, ClampedSwiglu, ExpertBiases, SigmoidRouter};
+        matches!(extension, AttentionSinks | ClampedSwiglu | ExpertBiases | SigmoidRouter)
     }
 
     fn free_memory(&self) -> Option<u64> {
@@ -229,6 +234,26 @@ impl Backend for CudaBackend {
         self.device.copy(scales + (from * second) as u64, scales + (to * second) as u64, second)
     }
 
+    fn copy_rows(&self, from: &Tensor, rows: &[u32], to: &mut Tensor, first: usize) -> Result<(), Error> {
+        assert_eq!((from.dtype(), from.cols()), (to.dtype(), to.cols()), "rows of the same form");
+        assert!(first + rows.len() <= to.rows() && rows.iter().all(|&row| (row as usize) < from.rows()), "rows");
+        let bytes = from.dtype().bytes_for(from.cols()).expect("rows are whole blocks");
+        // A row of 8 bits has two parts: its bytes and, after those of all rows, its scales.
+        let (part, scales) = if from.dtype() == DType::Q8_0 { (from.cols(), bytes - from.cols()) } else { (bytes, 0) };
+        memory(to).outdate();
+        let (source, target) = (read(from), read(to));
+        let (source_scales, target_scales) = (source + from.len() as u64, target + to.len() as u64);
+        for (i, &row) in rows.iter().enumerate() {
+            let (row, i) = (row as usize, first + i);
+            self.device.copy(source + (row * part) as u64, target + (i * part) as u64, part)?;
+            if scales > 0 {
+                let (source, target) = (source_scales + (row * scales) as u64, target_scales + (i * scales) as u64);
+                self.device.copy(source, target, scales)?;
+            }
+        }
+        Ok(())
+    }
+
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {
         assert_eq!(values.len(), tensor.len());
         self.device.upload(values, floats_mut(tensor))
@@ -334,6 +359,7 @@ impl Backend for CudaBackend {
     }
 
     fn activate(&self, activation: Activation, x: &mut Tensor) -> Result<(), Error> {
+        assert_ne!(activation, Activation::ClampedSwiglu, "only gates have it");
         let activation = elementwise::activation_code(activation);
         let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap: 0.0, activation };
         elementwise::launch(&self.device, "activate", parameter)
@@ -392,7 +418,7 @@ impl Backend for CudaBackend {
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        self.gpu().attention(attention, None, out)
+        self.gpu().attention(attention, None, None, out)
     }
 
     fn attend(

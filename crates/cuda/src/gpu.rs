@@ -58,6 +58,8 @@ pub(crate) enum Purpose {
     RoutedExperts,
     ExpertRows,
     ExpertInput,
+    ExpertInputScales,
+    ExpertMaxima,
     ExpertGate,
     ExpertUp,
     ExpertDown,

@@ -104,7 +104,7 @@ impl DeviceMemory {
     }
 
     /// Notes that the activation changes without its operand.
-    fn outdate(&self) {
+    pub(crate) fn outdate(&self) {
         if let Some(operand) = self.operand().as_mut() {
             operand.filled_in = None;
         }

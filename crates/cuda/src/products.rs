@@ -312,13 +312,17 @@ impl Gpu {
             return Ok(LastProduct::Fused(product, dtype));
         }
         self.complete(before)?;
-        self.launch_norm(norm.take(), rows)?;
         if dtype == DType::F32 {
             for part in parts {
-                LinearProduct::new(Operand::NONE, rows, cols, &[part]).launch_f32(&self.device, floats(x))?;
+                let product = LinearProduct::new(Operand::NONE, rows, cols, &[part]);
+                match norm.take() {
+                    Some(norm) => product.launch_f32_normed(&self.device, &norm)?,
+                    None => product.launch_f32(&self.device, floats(x))?,
+                }
             }
             return Ok(LastProduct::Complete);
         }
+        self.launch_norm(norm.take(), rows)?;
         if self.cublas_products(x, maps)? {
             return Ok(LastProduct::Complete);
         }
@@ -453,5 +457,6 @@ pub(crate) fn norm_of(weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Norm 
         eps,
         with_operand: 0,
         operand: Operand::NONE,
+        num_groups: 0,
     }
 }

@@ -4,9 +4,9 @@
 //! Several threads read a mapped file: each has two pieces of pinned memory, and fills one while the device copies the
 //! other. Copies and packing are in the order of the one stream, so every later operation finds the weight complete.
 //!
-//! A format without kernels is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16
-//! (MXFP4, whose exponents F16 cannot hold, becomes BF16, which is exact for it), and so does a matrix with a scale
-//! that its tiles cannot hold. The backend counts conversions for
+//! A format without kernels is decoded on the host. A table, which is read by rows, becomes F32; a matrix becomes F16,
+//! and so does a matrix with a scale that its tiles cannot hold (of MXFP4 BF16, which is exact for it). The backend
+//! counts conversions for
 //! [`Backend::remarks`](pellucid_tensor::Backend::remarks).
 
 use std::ops::Range;
@@ -52,13 +52,16 @@ pub(crate) fn table(gpu: &mut Gpu, weight: HostWeight) -> Result<Tensor, Error> 
 pub(crate) fn matrix(gpu: &mut Gpu, weight: HostWeight, is_fast: bool) -> Result<Tensor, Error> {
     let to = match weight.dtype {
         dtype if kernels::format(dtype).is_some() => dtype,
-        DType::MXFP4 => DType::BF16,
         _ => DType::F16,
     };
+    let without_scales = if weight.dtype == DType::MXFP4 { DType::BF16 } else { DType::F16 };
     let with_plain = is_fast && matches!(weight.dtype, DType::BF16 | DType::F16);
     let (to, tensor) = match store(gpu, &weight, to, with_plain)? {
         Some(tensor) => (to, tensor),
-        None => (DType::F16, store(gpu, &weight, DType::F16, false)?.expect("F16 has no scales")),
+        None => {
+            let stored = store(gpu, &weight, without_scales, false)?;
+            (without_scales, stored.expect("16-bit formats have no scales"))
+        }
     };
     if to != weight.dtype {
         gpu.note_conversion(weight.dtype, to);
@@ -137,9 +140,15 @@ fn holds_scales(dtype: DType, blocks: &[u8]) -> bool {
         DType::Q8_0 => (34, 0x33ff),
         DType::Q4_0 => (18, 0x3bff),
         DType::Q4_K => (144, 0x240f),
+        DType::MXFP4 => return blocks.chunks_exact(17).all(holds_float4),
         _ => return true,
     };
     blocks.chunks_exact(block_bytes).all(|block| u16::from_le_bytes([block[0], block[1]]) & 0x7fff <= largest)
+}
+
+/// Whether the tiles of MXFP4 hold a block exactly: its scale is 2^-23 to 2, or all of its values are zeros.
+fn holds_float4(block: &[u8]) -> bool {
+    (104..=128).contains(&block[0]) || block[1..].iter().all(|pair| pair & 0x77 == 0)
 }
 
 impl Transfer<'_> {
@@ -213,6 +222,23 @@ mod tests {
 
     fn is_finite_half(number: f32) -> bool {
         f16_to_f32(f32_to_f16(number)).is_finite()
+    }
+
+    #[test]
+    fn float4_that_tiles_hold_is_exact_in_f16() {
+        let block = |e: u8, pair: u8| [vec![e], vec![pair; 16]].concat();
+        for e in 0..=u8::MAX {
+            let is_exact = (0..16u8).all(|bits| {
+                let mut values = [0.0; 32];
+                quant::decode(DType::MXFP4, &block(e, bits), &mut values);
+                f16_to_f32(f32_to_f16(values[0])) == values[0]
+            });
+            assert!(!holds_scales(DType::MXFP4, &block(e, 0x21)) || is_exact, "{e}");
+            assert!(holds_scales(DType::MXFP4, &block(e, 0x80)), "zeros need no scale");
+        }
+        // 2^-23 and 2, the ends of the range.
+        let held = [103, 104, 128, 129].map(|e| holds_scales(DType::MXFP4, &block(e, 0x01)));
+        assert_eq!(held, [false, true, true, false]);
     }
 
     #[test]

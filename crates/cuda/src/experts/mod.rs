@@ -1,20 +1,21 @@
 //! Mixtures of experts: rows are routed on the device, and a row adds up its experts in ascending order, whatever other
 //! rows select.
 //!
-//! With few rows the device does the rest too (`on_device.rs`). With many the host reads the routing and groups the
-//! rows, and each expert's rows are computed together.
+//! With few rows, and on compute capability 9.0 with any number, the device does the rest too (`on_device.rs`,
+//! `in_panels.rs`). Else the host reads the routing and groups the rows, and each expert's rows are computed together.
 
+mod in_panels;
 pub(crate) mod on_device;
 
 use std::ops::Range;
 
-use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Output};
+use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Output, Scoring};
 
 use crate::driver::Grid;
 use crate::gpu::{Gpu, Purpose};
 use crate::kernels::matmul::linear::LinearProduct;
 use crate::kernels::rows::elementwise::{self, Elementwise, Gather};
-use crate::kernels::rows::route_experts::{AddWeighted, MAX_SELECTED, Route};
+use crate::kernels::rows::route_experts::{AddWeighted, MAX_GROUPS, MAX_SELECTED, Route};
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
 
@@ -70,26 +71,33 @@ struct RowsByExpert {
     ranges: Vec<Range<usize>>,
 }
 
-/// Selects the experts of every row, in ascending order. The result has all selected experts, then all their weights.
-pub(crate) fn route(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
+/// How to select the experts of every row, in ascending order. The result has all selected experts, then all their
+/// weights.
+pub(crate) fn routing(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
+    let (num_groups, selected_groups) = mlp.routing.groups.unwrap_or((0, 0));
+    assert!(num_groups <= MAX_GROUPS, "{num_groups} groups of experts; at most {MAX_GROUPS} on this device");
     let experts = gpu.scratch(Purpose::RoutedExperts, len * 8)?;
-    let route = Route {
+    Ok(Route {
         logits: floats(mlp.router_logits),
+        bias: mlp.score_bias.map_or(0, floats),
         experts,
         weights: experts + (len * 4) as u64,
         num_rows: num_rows as u32,
         num_experts: mlp.experts.len() as u32,
         num_selected: num_selected as u32,
         normalize: u32::from(mlp.routing.normalize),
-    };
-    gpu.device.launch("route", Grid::items(num_rows * 32, 128), &route)?;
-    Ok(route)
+        is_sigmoid: u32::from(mlp.routing.scoring == Scoring::Sigmoid),
+        num_groups: num_groups as u32,
+        selected_groups: selected_groups as u32,
+        scale: mlp.routing.scale,
+    })
 }
 
 fn choose(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<RowsByExpert, Error> {
-    let (route, num_selected) = (route(gpu, mlp)?, mlp.routing.num_selected);
+    let (route, num_selected) = (routing(gpu, mlp)?, mlp.routing.num_selected);
+    route.launch(&gpu.device)?;
     let len = mlp.x.rows() * num_selected;
     let mut found = vec![0u32; 2 * len];
     gpu.device.download(route.experts, &mut found)?;

@@ -7,13 +7,15 @@ use std::collections::HashMap;
 
 use pellucid_tensor::{DType, Error, ExpertMlp, GatedMlp, Linear, Output, Pending, Residual, Routing};
 
+use super::in_panels;
 use crate::driver::Buffer;
 use crate::gpu::{Gpu, Purpose};
-use crate::kernels::matmul::expert_rows::{
+use crate::kernels::experts::expert_rows::{
     AddExperts, ExpertGroups, ExpertProduct, ITEM_BYTES, Items, MAX_EXPERTS, stay_pairs,
 };
 use crate::kernels::matmul::linear::LinearProduct;
 use crate::kernels::rows::elementwise;
+use crate::kernels::rows::route_experts::Route;
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
 use crate::step::MAX_RECORDED_ROWS;
@@ -31,11 +33,11 @@ pub(crate) type Tables = HashMap<u64, (Vec<u64>, Buffer)>;
 
 /// The properties that all experts of a layer share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Kind {
+pub(super) struct Kind {
     /// Format of gate and up.
-    gated: DType,
-    down: DType,
-    width: usize,
+    pub(super) gated: DType,
+    pub(super) down: DType,
+    pub(super) width: usize,
 }
 
 impl Kind {
@@ -48,35 +50,72 @@ impl Kind {
         fits.then_some(kind)
     }
 
+    /// The kind of a layer's experts, if all have the same.
+    fn of_all(experts: &[GatedMlp]) -> Option<Kind> {
+        let kind = Kind::of(experts.first()?)?;
+        experts.iter().all(|expert| Kind::of(expert) == Some(kind)).then_some(kind)
+    }
+
     fn has_f32(self) -> bool {
         [self.gated, self.down].contains(&DType::F32)
     }
 }
 
-/// Computes experts on the device. Returns false, and does nothing, with many rows or experts of different kinds.
+/// Computes experts on the device. Returns false, and does nothing, with many rows, unless panels serve them, or with
+/// experts of different kinds.
 pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, out: &mut Output<'_>) -> Result<bool, Error> {
-    let (num_rows, hidden) = (mlp.x.rows(), mlp.x.cols());
-    let kind = mlp.experts.first().and_then(Kind::of);
-    let Some(kind) = kind.filter(|_| serves(num_rows, mlp.experts.len(), mlp.routing)) else { return Ok(false) };
-    if !mlp.experts.iter().all(|expert| Kind::of(expert) == Some(kind)) {
+    let Some(kind) = Kind::of_all(mlp.experts) else { return Ok(false) };
+    let in_panels = in_panels::serves(gpu, mlp, kind);
+    if !in_panels && !serves(mlp.x.rows(), mlp.experts.len(), mlp.routing) {
         return Ok(false);
     }
+    let route = super::routing(gpu, mlp)?;
+    if in_panels {
+        route.launch(&gpu.device)?;
+        let results = in_panels::launch(gpu, mlp, kind, &route)?;
+        add_up(gpu, mlp, &route, results, out)?;
+    } else {
+        launch_pairs_or_items(gpu, mlp, kind, &route, out)?;
+    }
+    Ok(true)
+}
+
+/// Routes the rows, launches gate and up, then down, of all pairs, and adds up the results of each row.
+fn launch_pairs_or_items(
+    gpu: &mut Gpu,
+    mlp: &ExpertMlp<'_>,
+    kind: Kind,
+    route: &Route,
+    out: &mut Output<'_>,
+) -> Result<(), Error> {
+    let (num_rows, hidden) = (mlp.x.rows(), mlp.x.cols());
     let table = table(gpu, mlp.experts)?;
-    let route = super::route(gpu, mlp)?;
     let device = &gpu.device.clone();
     let num_pairs = num_rows * mlp.routing.num_selected;
     let gated = gated_product(mlp, kind, table, gpu.scratch(Purpose::ExpertGate, num_pairs * kind.width * 4)?);
     let down = down_product(gated, kind, hidden, gpu.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?);
     let most_cols = hidden.max(kind.width);
-    if !kind.has_f32() && stay_pairs(device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
-        for (product, dtype) in [(gated, kind.gated), (down, kind.down)] {
-            ExpertProduct { chosen: route.experts, ..product }.launch_pairs(device, dtype, num_pairs)?;
-        }
-    } else {
+    if kind.has_f32() || !stay_pairs(device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
+        route.launch(device)?;
         launch_items(gpu, mlp, kind, route.experts, [gated, down])?;
+        return add_up(gpu, mlp, route, down.out, out);
     }
-    let (cols, num_selected) = (hidden as u32, mlp.routing.num_selected as u32);
-    let (out, residual) = match out {
+    // Two launches do everything: routing with gate and up, and the sum of each row with down.
+    let is_fused = route.can_be_fused();
+    if !is_fused {
+        route.launch(device)?;
+    }
+    let gated_route = if is_fused { *route } else { Route::NONE };
+    ExpertProduct { chosen: route.experts, route: gated_route, ..gated }.launch_pairs(device, kind.gated, num_pairs)?;
+    let arrived = gpu.counters(num_rows * down.num_sets(device, num_pairs) as usize)?;
+    let (sum, residual) = destination(gpu, num_rows, out);
+    ExpertProduct { chosen: route.experts, route: *route, arrived, sum, residual, ..down }
+        .launch_pairs(device, kind.down, num_pairs)
+}
+
+/// Addresses that the sum of each row is written to, and added to; 0 for none.
+fn destination(gpu: &Gpu, num_rows: usize, out: &mut Output<'_>) -> (u64, u64) {
+    match out {
         Output::Rows(out) => (floats_mut(out), 0),
         Output::Residual(Residual { hidden, update, pending }) if gpu.fuses(num_rows) => {
             *pending = Pending::Nothing;
@@ -86,10 +125,16 @@ pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, out: &mut Output<'_
             *pending = Pending::Update;
             (floats_mut(update), 0)
         }
-    };
-    let sum = AddExperts { y: down.out, weights: route.weights, out, residual, cols, num_selected };
-    sum.launch(device, num_rows)?;
-    Ok(true)
+    }
+}
+
+/// Adds up the weighted results of the pairs of each row.
+fn add_up(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, route: &Route, results: u64, out: &mut Output<'_>) -> Result<(), Error> {
+    let num_rows = mlp.x.rows();
+    let (cols, num_selected) = (mlp.x.cols() as u32, mlp.routing.num_selected as u32);
+    let (out, residual) = destination(gpu, num_rows, out);
+    let sum = AddExperts { y: results, weights: route.weights, out, residual, cols, num_selected };
+    sum.launch(&gpu.device, num_rows)
 }
 
 /// Launches gate and up, then down, with pairs grouped by expert; `chosen` has the expert of each pair.
@@ -111,6 +156,7 @@ fn launch_items(
         num_items: items + (num_items.most * ITEM_BYTES) as u64,
         num_pairs: num_pairs as u32,
         item_rows: num_items.rows as u32,
+        num_places: 0,
     };
     groups.launch(device)?;
     let of_items = |product, x| ExpertProduct { items, num_items: groups.num_items, order: groups.order, x, ..product };
@@ -138,6 +184,10 @@ fn gated_product(mlp: &ExpertMlp<'_>, kind: Kind, table: u64, gated: u64) -> Exp
         pairs_a_row: mlp.routing.num_selected as u32,
         first_part: 0,
         activation: elementwise::activation_code(mlp.activation),
+        route: Route::NONE,
+        arrived: 0,
+        sum: 0,
+        residual: 0,
     }
 }
 
@@ -174,12 +224,12 @@ fn gated_operand(gpu: &mut Gpu, gated: u64, num_pairs: usize, kind: Kind) -> Res
 }
 
 /// Number of slices of every product of rows of `cols` columns.
-fn slices(cols: usize) -> u32 {
+pub(super) fn slices(cols: usize) -> u32 {
     LinearProduct::new(Operand::NONE, 1, cols, &[(0, 0, 0, 1)]).slices
 }
 
 /// Address of `ExpertWeights` of expert_rows.cu for each expert. The copy is kept until other experts replace it.
-fn table(gpu: &mut Gpu, experts: &[GatedMlp]) -> Result<u64, Error> {
+pub(super) fn table(gpu: &mut Gpu, experts: &[GatedMlp]) -> Result<u64, Error> {
     let weight = |linear: &Linear| read(&linear.weight);
     let bias = |linear: &Linear| linear.bias.as_ref().map_or(0, floats);
     let addresses_of = |GatedMlp { gate, up, down }: &GatedMlp| {

@@ -4,6 +4,7 @@
 //! A `.cu` file includes nothing. The files of `shared/` are put before each of them as text.
 
 pub(crate) mod attention;
+pub(crate) mod experts;
 pub(crate) mod matmul;
 pub(crate) mod rows;
 
@@ -39,7 +40,8 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!(attention, prefill),
     kernel_file!(attention, prefill_wgmma),
     kernel_file!(attention, store_kv),
-    kernel_file!(matmul, expert_rows),
+    kernel_file!(experts, expert_panels),
+    kernel_file!(experts, expert_rows),
     kernel_file!(matmul, few_rows),
     kernel_file!(matmul, few_rows_ring),
     kernel_file!(matmul, many_rows),
@@ -57,13 +59,16 @@ pub(crate) fn reads_through_cache(kernel: &str) -> bool {
     kernel.starts_with("linear_few")
 }
 
-const SHARED: [&str; 6] = [
+const SHARED: [&str; 9] = [
     include_str!("shared/prelude.cu"),
     include_str!("shared/weight_formats.cu"),
     include_str!("shared/linear_map.cu"),
     include_str!("shared/norm_in_product.cu"),
     include_str!("shared/attention_scores.cu"),
     include_str!("shared/wgmma.cu"),
+    include_str!("shared/wide_product.cu"),
+    include_str!("shared/expert_tables.cu"),
+    include_str!("shared/routing.cu"),
 ];
 
 /// Returns the text that the compiler sees for a file.
@@ -111,6 +116,7 @@ pub(crate) fn format(dtype: DType) -> Option<u32> {
         DType::Q4_K => 5,
         DType::Q5_K => 6,
         DType::Q6_K => 7,
+        DType::MXFP4 => 8,
         _ => return None,
     })
 }
@@ -121,7 +127,7 @@ pub(crate) fn packed_bytes(dtype: DType, rows: usize, cols: usize) -> Option<usi
         DType::F32 => return rows.checked_mul(cols)?.checked_mul(4),
         DType::F16 | DType::BF16 => 4 * 2048,
         DType::Q8_0 => 4 * 1088,
-        DType::Q4_0 => 4 * 576,
+        DType::Q4_0 | DType::MXFP4 => 4 * 576,
         DType::Q4_K => 4 * 640,
         DType::Q5_K => 4 * 768,
         DType::Q6_K => 4 * 896,
@@ -161,9 +167,12 @@ parameters! {
     rows::cublas_input::FastRows,
     matmul::pack_weight::PackWeight,
     matmul::linear::LinearProduct,
-    matmul::expert_rows::ExpertGroups,
-    matmul::expert_rows::ExpertProduct,
-    matmul::expert_rows::AddExperts,
+    experts::expert_panels::ExpertInput,
+    experts::expert_panels::GatedOperand,
+    experts::expert_panels::ExpertPanels,
+    experts::expert_rows::ExpertGroups,
+    experts::expert_rows::ExpertProduct,
+    experts::expert_rows::AddExperts,
     attention::store_kv::StoreParameter,
     attention::store_kv::RotateParameter,
     attention::store_kv::ExpandParameter,

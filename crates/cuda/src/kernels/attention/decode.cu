@@ -49,16 +49,31 @@ DEVICE void store_shared(u32 to, u16 v) { asm volatile("st.shared.u16 [%0], %1;"
 DEVICE float2 load_fresh(const float2* p) { return __ldcg(p); }
 DEVICE float4 load_fresh(const float4* p) { return __ldcg(p); }
 
+// The part of a step that a block attends.
+struct Place {
+    u32 row, kv_head, heads;
+    u64 first_place;  // offset of the first query head among those of all rows
+    u32 position, first, slot;
+    u32 first_block;  // index of the first block of the sequence in the table
+    u32 lowest, num_tiles;
+    bool rotates;
+
+    // The first query head among those of the row.
+    __device__ __forceinline__ u32 first_head(const Attention& a) const { return (u32)first_place - row * a.num_heads; }
+};
+
 // Merges the tiles of some heads of a row, by 128 threads. The factors of all tiles are computed at once, from the
 // largest score so far, which is exact; the sums follow in ascending order.
 template <int HS>
-DEVICE void merge_tiles(const Attention& a, u64 first_head, u32 heads, u32 begin_tile, u32 num_tiles, float* counts) {
+DEVICE void merge_tiles(const Attention& a, const Place& at, float* counts) {
     static const u32 PITCH = HS + TILE_EXTRA;
     const float nothing = __int_as_float(0xff800000);
     u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const float* partial = a.partial + (first_head * a.max_tiles + begin_tile) * PITCH;
+    u32 heads = at.heads, num_tiles = at.num_tiles;
+    const float* partial = a.partial + (at.first_place * a.max_tiles + at.lowest) * PITCH;
     u64 head_stride = (u64)a.max_tiles * PITCH;
-    // [head][tile][keep, add, sum]
+    // `counts` is [head][tile][keep, add, sum], then the weights of the heads' sinks.
+    float* sinks = counts + 3 * heads * num_tiles;
     for (u32 head = warp; head < heads; head += 4) {
         float before = nothing;
         for (u32 base = 0; base < num_tiles; base += 32) {
@@ -81,6 +96,7 @@ DEVICE void merge_tiles(const Attention& a, u64 first_head, u32 heads, u32 begin
             }
             before = __shfl_sync(FULL_WARP, so_far, 31);
         }
+        if (lane == 0) sinks[head] = sink_weight<true>(a, at.first_head(a) + head, before);
     }
     __syncthreads();
     for (u32 item = threadIdx.x; item < heads * (HS / 4); item += 128) {
@@ -106,21 +122,12 @@ DEVICE void merge_tiles(const Attention& a, u64 first_head, u32 heads, u32 begin
                                     joined(value.z, keep, next[i].z, add), joined(value.w, keep, next[i].w, add));
             }
         }
-        *(float4*)(a.out + (first_head + head) * HS + d) =
+        sum = __fadd_rn(sum, sinks[head]);
+        *(float4*)(a.out + (at.first_place + head) * HS + d) =
             make_float4(__fdiv_rn(value.x, sum), __fdiv_rn(value.y, sum), __fdiv_rn(value.z, sum), __fdiv_rn(value.w,
                 sum));
     }
 }
-
-// The part of a step that a block attends.
-struct Place {
-    u32 row, kv_head, heads;
-    u64 first_place;  // offset of the first query head among those of all rows
-    u32 position, first, slot;
-    u32 first_block;  // index of the first block of the sequence in the table
-    u32 lowest, num_tiles;
-    bool rotates;
-};
 
 DEVICE Place place_of(const OneToken& p) {
     const Attention& a = p.a;
@@ -517,11 +524,11 @@ DEVICE void attend_one(const OneToken& p) {
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             u32 head = team.g + 8 * i;
-            float sum = running[i].sum;
-            if (head < at.heads)
-                team.put(a.out + (at.first_place + head) * HS,
-                    [&](int c) { return make_float2(__fdiv_rn(out[c][2 * i], sum), __fdiv_rn(out[c][2 * i + 1], sum));
-                    });
+            if (head >= at.heads) continue;
+            float sum = __fadd_rn(running[i].sum, sink_weight<true>(a, at.first_head(a) + head, running[i].largest));
+            team.put(a.out + (at.first_place + head) * HS, [&](int c) {
+                return make_float2(__fdiv_rn(out[c][2 * i], sum), __fdiv_rn(out[c][2 * i + 1], sum));
+            });
         }
     }
     if (TAKE == ALL || p.arrived == 0) return;
@@ -537,7 +544,7 @@ DEVICE void attend_one(const OneToken& p) {
         __threadfence();
     }
     __syncthreads();
-    if (is_last) merge_tiles<HS>(a, at.first_place, at.heads, at.lowest, at.num_tiles, (float*)shared_panels);
+    if (is_last) merge_tiles<HS>(a, at, (float*)shared_panels);
 }
 
 // The results of the tiles of all teams, to be merged.
@@ -615,7 +622,8 @@ DEVICE void attend_in_teams(const OneToken& p) {
             merge<true>(running, tiles.of_tile[n][head], keep, add);
             total = joined(total, keep, tiles.values[n][head][item % HS], add);
         }
-        p.a.out[at.first_place * HS + item] = __fdiv_rn(total, running.sum);
+        float sum = __fadd_rn(running.sum, sink_weight<true>(p.a, at.first_head(p.a) + head, running.largest));
+        p.a.out[at.first_place * HS + item] = __fdiv_rn(total, sum);
     }
 }
 

@@ -91,6 +91,8 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
             }
         }
     }
+    sum = __fadd_rn(sum, a.tile_len == FLASH_TILE ? sink_weight<true>(a, blockIdx.y, before) :
+        sink_weight<false>(a, blockIdx.y, before));
 #pragma unroll
     for (u32 i = 0; i < 2; i++)
         if (threadIdx.x + i * 128 < hs) a.out[head * hs + threadIdx.x + i * 128] = __fdiv_rn(value[i], sum);
@@ -202,7 +204,10 @@ DEVICE void merge_part(const Attention& a) {
         base += end;
         __syncthreads();
     }
-    if (threadIdx.x == 32) total = result;
+    if (threadIdx.x == 32) {
+        float most = fmaxf(fmaxf(warp_largest[0], warp_largest[1]), fmaxf(warp_largest[2], warp_largest[3]));
+        total = __fadd_rn(result, sink_weight<true>(a, blockIdx.y, most));
+    }
     __syncthreads();
     if (warp == 0) a.out[head * HS + blockIdx.z * MERGED + lane] = __fdiv_rn(result, total);
 }

@@ -156,9 +156,11 @@ DEVICE void attend(const Attention& a) {
         if (h >= heads) continue;
         u64 head = (u64)row * a.num_heads + first_head + h;
         float* to = split ? a.partial + (head * a.max_tiles + blockIdx.z) * (hs + TILE_EXTRA) : a.out + head * hs;
+        float sum = running[h].sum;
+        if (!split) sum = __fadd_rn(sum, sink_weight<false>(a, first_head + h, running[h].largest));
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            if (j + i * TILE < hs) to[j + i * TILE] = split ? values[h][i] : __fdiv_rn(values[h][i], running[h].sum);
+            if (j + i * TILE < hs) to[j + i * TILE] = split ? values[h][i] : __fdiv_rn(values[h][i], sum);
         if (split && j == 0) {
             to[hs] = running[h].largest;
             to[hs + 1] = running[h].sum;
@@ -353,12 +355,14 @@ DEVICE void flash(const Attention& a) {
         if (!valid[i]) continue;
         float* to = SPLIT ? a.partial + (query[i] / HS * a.max_tiles +
             begin_tile) * (HS + TILE_EXTRA) : a.out + query[i];
+        u32 head = first_head + (g + 8 * i) % padded;
+        float sum = SPLIT ? 1.0f : __fadd_rn(running[i].sum, sink_weight<true>(a, head, running[i].largest));
 #pragma unroll
         for (int n = 0; n < HS / 8; n++) {
             float low = out[n][2 * i], high = out[n][2 * i + 1];
             if (!SPLIT) {
-                low = __fdiv_rn(low, running[i].sum);
-                high = __fdiv_rn(high, running[i].sum);
+                low = __fdiv_rn(low, sum);
+                high = __fdiv_rn(high, sum);
             }
             *(float2*)(to + n * 8 + 2 * t) = make_float2(low, high);
         }

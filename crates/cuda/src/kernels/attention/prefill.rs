@@ -89,6 +89,7 @@ pub(crate) struct AttentionParameter {
     pub(crate) num_runs: u32,
     pub(crate) in_panels: u32,
     pub(crate) num_stored: u64,
+    pub(crate) sinks: u64,
 }
 
 impl AttentionParameter {

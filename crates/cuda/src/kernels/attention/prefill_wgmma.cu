@@ -343,11 +343,12 @@ DEVICE void flash_wide(const Attention& a) {
     for (int i = 0; i < 2; i++) {
         if (position[i] < 0) continue;
         float* to = a.out + query[i];
+        u32 head = first_head + (g + 8 * i) % padded;
+        float sum = __fadd_rn(running[i].sum, sink_weight<true>(a, head, running[i].largest));
 #pragma unroll
         for (int n = 0; n < HS / 8; n++)
-            *(float2*)(to + n * 8 + 2 * t) =
-                make_float2(__fdiv_rn(out[4 * n + 2 * i], running[i].sum), __fdiv_rn(out[4 * n + 2 * i + 1],
-                    running[i].sum));
+            *(float2*)(to + n * 8 + 2 * t) = make_float2(__fdiv_rn(out[4 * n + 2 * i], sum),
+                __fdiv_rn(out[4 * n + 2 * i + 1], sum));
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) const KERNELS: &[&str] = &[
     "linear_few_q4_k",
     "linear_few_q5_k",
     "linear_few_q6_k",
+    "linear_few_mxfp4",
 ];
 
 const WARPS: u32 = 16;

@@ -72,6 +72,10 @@ pub(crate) struct SliceSums {
 
 impl SliceSums {
     pub(crate) const NONE: SliceSums = SliceSums { sums: 0, scales: 0, bias: 0, stride: 0, pitch: 0, count: 0 };
+
+    pub(crate) fn is_none(&self) -> bool {
+        self.sums == 0
+    }
 }
 
 /// Number of slices of a product with split K. It depends on the number of columns alone, because it fixes the order of
@@ -140,8 +144,30 @@ impl LinearProduct {
     pub(crate) fn launch_f32(mut self, device: &Device, x: u64) -> Result<(), Error> {
         const WARPS: u32 = 8;
         self.x_plain = x;
-        let blocks = [self.parts[0].outputs.div_ceil(WARPS), self.num_rows.div_ceil(8), 1];
-        device.launch("linear_f32", Grid { blocks, threads: 32 * WARPS, shared_bytes: 0 }, &self)
+        // Three stages of the rows and outputs of a block of `linear_f32_many`, 128 columns each.
+        const STAGES_BYTES: u32 = 3 * (16 + 64) * 128 * 4;
+        let serves_many = self.cols.is_multiple_of(4) && STAGES_BYTES <= device.shared_limit;
+        // The rows and outputs of a block: more share loads, fewer fill the device.
+        let (kernel, rows, outputs, shared_bytes) = match self.num_rows {
+            0..=16 => ("linear_f32", 1, WARPS, 0),
+            129.. if serves_many => ("linear_f32_many", 16, 64, STAGES_BYTES),
+            _ => ("linear_f32_some", 4, WARPS, 0),
+        };
+        let blocks = [self.parts[0].outputs.div_ceil(outputs), self.num_rows.div_ceil(rows), 1];
+        device.launch(kernel, Grid { blocks, threads: 32 * WARPS, shared_bytes }, &self)
+    }
+
+    /// Launches a product of weights of f32 with the norm of one or two rows, which the kernel writes too.
+    pub(crate) fn launch_f32_normed(mut self, device: &Device, norm: &Norm) -> Result<(), Error> {
+        const WARPS: u32 = 8;
+        let shared_bytes = self.cols * 4;
+        if shared_bytes + 1024 > device.shared_limit {
+            norm::norm(device, "rms_norm", self.num_rows as usize, norm)?;
+            return self.launch_f32(device, norm.out);
+        }
+        self.make_operand_of_norm(norm);
+        let blocks = [self.parts[0].outputs.div_ceil(WARPS), self.num_rows, 1];
+        device.launch("linear_f32_normed", Grid { blocks, threads: 32 * WARPS, shared_bytes }, &self)
     }
 
     /// Whether the rows fit into the shared memory of a kernel of few rows.

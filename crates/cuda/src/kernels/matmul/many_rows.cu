@@ -172,39 +172,181 @@ LINEAR_MANY(q4_0, Q4_0)
 LINEAR_MANY(q4_k, Q4_K)
 LINEAR_MANY(q5_k, Q5_K)
 LINEAR_MANY(q6_k, Q6_K)
+LINEAR_MANY(mxfp4, MXFP4)
 
-// Weights, products and sums in f32: a warp for each output and eight rows. Lane l takes the columns l, l + 32, ...
-KERNEL void linear_f32(Linear p) {
-    begin();
-    const float* x = p.x_plain;
-    u32 lane = threadIdx.x % 32;
-    u32 o = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+// Weights, products and sums in f32: a warp takes ROWS rows and OUTPUTS outputs, lane l the columns l, l + 32, ...
+// TOGETHER loads of each row and output are in flight at once. Zeros are added beyond the last column, which does not
+// change a sum. Bound: latency, with few rows; the L1 cache, with many.
+template <int ROWS, int OUTPUTS, int TOGETHER>
+DEVICE void linear_plain(const Linear& p) {
+    let_next_start();
     const LinearPart& part = p.parts[0];
-    if (o >= part.outputs) return;
-    const float* w = (const float*)part.weight + (u64)o * p.cols;
-    u32 first = blockIdx.y * 8;
-    float sum[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f};
-    // TOGETHER loads are in flight at once. Zeros are added beyond the last column, which does not change a sum.
-    static const u32 TOGETHER = 16;
+    u32 lane = threadIdx.x % 32, first = blockIdx.y * ROWS;
+    u32 first_output = (blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32) * OUTPUTS;
+    float sum[ROWS][OUTPUTS], weight[OUTPUTS][TOGETHER];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) sum[r][o] = 0.0f;
+    // Rows and outputs beyond the last are computed as the last, and not written.
+    auto load_weights = [&](u32 base) {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            const float* w = (const float*)part.weight + (u64)min(first_output + o, part.outputs - 1) * p.cols;
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) weight[o][i] = base + i * 32 < p.cols ? w[base + i * 32] : 0.0f;
+        }
+    };
+    // Weights do not depend on the kernels before.
+    load_weights(lane);
+    wait_for_previous();
     for (u32 base = lane; base < p.cols; base += TOGETHER * 32) {
-        float weight[TOGETHER];
+        if (base != lane) load_weights(base);
+        float number[ROWS][TOGETHER];
 #pragma unroll
-        for (u32 i = 0; i < TOGETHER; i++) weight[i] = base + i * 32 < p.cols ? w[base + i * 32] : 0.0f;
+        for (int r = 0; r < ROWS; r++) {
+            const float* row = p.x_plain + (u64)min(first + r, p.num_rows - 1) * p.cols;
 #pragma unroll
-        for (int r = 0; r < 8; r++) {
-            if (first + r >= p.num_rows) continue;
-            const float* row = x + (u64)(first + r) * p.cols;
-            float number[TOGETHER];
+            for (int i = 0; i < TOGETHER; i++) number[r][i] = base + i * 32 < p.cols ? row[base + i * 32] : 0.0f;
+        }
 #pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) number[i] = base + i * 32 < p.cols ? row[base + i * 32] : 0.0f;
+        for (int i = 0; i < TOGETHER; i++)
 #pragma unroll
-            for (u32 i = 0; i < TOGETHER; i++) sum[r] = __fmaf_rn(weight[i], number[i], sum[r]);
+            for (int r = 0; r < ROWS; r++)
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; o++) sum[r][o] = __fmaf_rn(weight[o][i], number[r][i], sum[r][o]);
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            float total = warp_sum(sum[r][o]);
+            u32 output = first_output + o;
+            if (lane == 0 && first + r < p.num_rows && output < part.outputs)
+                part.out[(u64)(first + r) * part.outputs + output] = part.bias ? __fadd_rn(total, part.bias[output])
+                                                                               : total;
+        }
+}
+
+// One block a multiprocessor is enough: with fewer registers the compiler would load one number after the other, each
+// when it is multiplied.
+KERNEL void __launch_bounds__(256, 1) linear_f32(Linear p) { linear_plain<1, 1, 32>(p); }
+KERNEL void __launch_bounds__(256, 1) linear_f32_some(Linear p) { linear_plain<4, 1, 16>(p); }
+
+// `linear_f32` of the RMSNorm of a row, to the bit as `rms_norm` computes it: for routers in steps of one or two rows.
+// Every block computes the norm, and the first writes it. blockIdx: x = outputs, y = row. Bound: latency.
+KERNEL void __launch_bounds__(256, 1) linear_f32_normed(Linear p) {
+    static const u32 THREADS = 256, TOGETHER = 64, VECTORS = 4;
+    extern __shared__ float4 normed_row[];
+    __shared__ float parts[32];
+    let_next_start();
+    const LinearPart& part = p.parts[0];
+    u32 lane = threadIdx.x % 32, output = blockIdx.x * (THREADS / 32) + threadIdx.x / 32, vectors = p.cols / 4;
+    const float* w = (const float*)part.weight + (u64)min(output, part.outputs - 1) * p.cols;
+    const float4* norm_weight = (const float4*)p.norm_weight;
+    // Weights do not depend on the kernels before.
+    float weight[TOGETHER];
+    float4 by[VECTORS];
+    const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++) weight[i] = lane + i * 32 < p.cols ? w[lane + i * 32] : 0.0f;
+#pragma unroll
+    for (u32 k = 0; k < VECTORS; k++)
+        by[k] = threadIdx.x + k * THREADS < vectors ? norm_weight[threadIdx.x + k * THREADS] : zeros;
+    wait_for_previous();
+    const float4* x = (const float4*)(p.x_plain + (u64)blockIdx.y * p.cols);
+    float4 held[VECTORS];
+    float squares[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+    for (u32 k = 0; k < VECTORS; k++)
+        held[k] = threadIdx.x + k * THREADS < vectors ? x[threadIdx.x + k * THREADS] : zeros;
+#pragma unroll
+    for (u32 k = 0; k < VECTORS; k++) add_squares(squares, held[k]);
+#pragma unroll 1
+    for (u32 i = threadIdx.x + VECTORS * THREADS; i < vectors; i += THREADS) add_squares(squares, x[i]);
+    float mine = norm_part(squares);
+    if (threadIdx.x % 8 == 0) parts[threadIdx.x / 8] = mine;
+    __syncthreads();
+    float factor = norm_factor(parts, p.cols, p.eps);
+    auto put = [&](u32 i, const float4& v) {
+        normed_row[i] = v;
+        if (blockIdx.x == 0) ((float4*)(p.normed + (u64)blockIdx.y * p.cols))[i] = v;
+    };
+#pragma unroll
+    for (u32 k = 0; k < VECTORS; k++)
+        if (threadIdx.x + k * THREADS < vectors) put(threadIdx.x + k * THREADS, normed(held[k], factor, by[k]));
+#pragma unroll 1
+    for (u32 i = threadIdx.x + VECTORS * THREADS; i < vectors; i += THREADS) put(i, normed(x[i], factor,
+        norm_weight[i]));
+    __syncthreads();
+    const float* values = (const float*)normed_row + lane;
+    float sum = 0.0f;
+#pragma unroll
+    for (u32 i = 0; i < TOGETHER; i++)
+        if (lane + i * 32 < p.cols) sum = __fmaf_rn(weight[i], values[i * 32], sum);
+#pragma unroll 1
+    for (u32 col = TOGETHER * 32; lane + col < p.cols; col += 32) sum = __fmaf_rn(w[lane + col], values[col], sum);
+    sum = warp_sum(sum);
+    if (lane == 0 && output < part.outputs)
+        part.out[(u64)blockIdx.y * part.outputs + output] = part.bias ? __fadd_rn(sum, part.bias[output]) : sum;
+}
+
+// The same sums for many rows: a block takes 16 rows and 64 outputs, a warp eight of them, and both come through shared
+// memory, 128 columns at a time. The number of columns is a multiple of four. Bound: f32 arithmetic.
+KERNEL void __launch_bounds__(256, 1) linear_f32_many(Linear p) {
+    static const u32 ROWS = 16, OUTPUTS = 64, WARP_OUTPUTS = 8, COLS = 128, STAGES = 3;
+    static const u32 STAGE_VALUES = (ROWS + OUTPUTS) * COLS;
+    extern __shared__ float stages[];
+    begin();
+    const LinearPart& part = p.parts[0];
+    u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 first_row = blockIdx.y * ROWS, first_output = blockIdx.x * OUTPUTS, num_chunks = (p.cols + COLS - 1) / COLS;
+    // Rows and outputs beyond the last are computed as the last, and not written.
+    auto fetch = [&](u32 chunk) {
+        u32 to = shared_address(stages + chunk % STAGES * STAGE_VALUES);
+#pragma unroll
+        for (u32 i = threadIdx.x; i < STAGE_VALUES / 4; i += 256) {
+            u32 line = i / (COLS / 4), col = chunk * COLS + i % (COLS / 4) * 4;
+            const float* from = line < ROWS
+                ? p.x_plain + (u64)min(first_row + line, p.num_rows - 1) * p.cols
+                : (const float*)part.weight + (u64)min(first_output + line - ROWS, part.outputs - 1) * p.cols;
+            bool valid = col < p.cols;
+            if (chunk < num_chunks) copy_async(to + i * 16, from + (valid ? col : 0), valid);
+        }
+        copy_async_commit();
+    };
+    float sum[ROWS][WARP_OUTPUTS];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+        for (u32 o = 0; o < WARP_OUTPUTS; o++) sum[r][o] = 0.0f;
+    for (u32 chunk = 0; chunk < STAGES - 1; chunk++) fetch(chunk);
+    for (u32 chunk = 0; chunk < num_chunks; chunk++) {
+        copy_async_wait<STAGES - 2>();
+        __syncthreads();
+        fetch(chunk + STAGES - 1);
+        const float* x = stages + chunk % STAGES * STAGE_VALUES + lane;
+        const float* w = x + (ROWS + warp * WARP_OUTPUTS) * COLS;
+#pragma unroll
+        for (u32 step = 0; step < COLS; step += 32) {
+            float weight[WARP_OUTPUTS];
+#pragma unroll
+            for (u32 o = 0; o < WARP_OUTPUTS; o++) weight[o] = w[o * COLS + step];
+#pragma unroll
+            for (u32 r = 0; r < ROWS; r++) {
+                float number = x[r * COLS + step];
+#pragma unroll
+                for (u32 o = 0; o < WARP_OUTPUTS; o++) sum[r][o] = __fmaf_rn(weight[o], number, sum[r][o]);
+            }
         }
     }
 #pragma unroll
-    for (int r = 0; r < 8; r++) {
-        float total = warp_sum(sum[r]);
-        if (lane == 0 && first + r < p.num_rows)
-            part.out[(u64)(first + r) * part.outputs + o] = part.bias ? __fadd_rn(total, part.bias[o]) : total;
-    }
+    for (u32 r = 0; r < ROWS; r++)
+#pragma unroll
+        for (u32 o = 0; o < WARP_OUTPUTS; o++) {
+            float total = warp_sum(sum[r][o]);
+            u32 row = first_row + r, output = first_output + warp * WARP_OUTPUTS + o;
+            if (lane == 0 && row < p.num_rows && output < part.outputs)
+                part.out[(u64)row * part.outputs + output] = part.bias ? __fadd_rn(total, part.bias[output]) : total;
+        }
 }

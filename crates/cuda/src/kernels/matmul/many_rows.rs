@@ -10,6 +10,8 @@ macro_rules! many_kernels {
     ($($format:literal),*) => {
         &[
             "linear_f32",
+            "linear_f32_some",
+            "linear_f32_many",
             "linear_combine",
             $(
                 concat!("linear_many16_", $format),
@@ -17,11 +19,12 @@ macro_rules! many_kernels {
                 concat!("linear_many64_", $format),
                 concat!("linear_many128_", $format),
             )*
+            "linear_f32_normed",
         ]
     };
 }
 
-pub(crate) const KERNELS: &[&str] = many_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
+pub(crate) const KERNELS: &[&str] = many_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4");
 
 /// Launches a product. Returns it if its slices are left, see [`LinearProduct::launch`].
 pub(super) fn launch(
@@ -36,8 +39,8 @@ pub(super) fn launch(
         33..=64 => (2, 64, 128),
         _ => (3, 128, 256),
     };
-    // `KERNELS` begins with `linear_f32` and `linear_combine`; then four per format, from F16 on.
-    let kernel = KERNELS[2 + 4 * (format(dtype).expect("a format with tiles") as usize - 1) + size];
+    // `KERNELS` begins with four kernels of F32 or of no format; then come four per format, from F16 on.
+    let kernel = KERNELS[4 + 4 * (format(dtype).expect("a format with tiles") as usize - 1) + size];
     let mut blocks = [product.num_rows.div_ceil(rows), product.num_tiles.div_ceil(8), 1];
     // Few blocks would leave most multiprocessors idle: then each slice has its own blocks.
     if blocks[0] * blocks[1] < 3 * device.num_multiprocessors() / 4 && product.slices > 1 {
@@ -55,12 +58,12 @@ mod tests {
 
     #[test]
     fn kernels_are_in_the_order_of_formats() {
-        let names = ["f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k"];
-        let dtypes =
-            [DType::F16, DType::BF16, DType::Q8_0, DType::Q4_0, DType::Q4_K, DType::Q5_K, DType::Q6_K].map(format);
-        for (i, (name, code)) in names.into_iter().zip(dtypes).enumerate() {
-            assert_eq!(code, Some(i as u32 + 1));
-            assert_eq!(KERNELS[2 + 4 * i], format!("linear_many16_{name}"));
+        let names = ["f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4"];
+        use DType::{BF16, F16, MXFP4, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0};
+        let dtypes = [F16, BF16, Q8_0, Q4_0, Q4_K, Q5_K, Q6_K, MXFP4];
+        for (i, (name, dtype)) in names.into_iter().zip(dtypes).enumerate() {
+            assert_eq!(format(dtype), Some(i as u32 + 1));
+            assert_eq!(KERNELS[4 + 4 * i], format!("linear_many16_{name}"));
             assert_eq!(super::super::few_rows::KERNELS[i], format!("linear_few_{name}"));
         }
     }

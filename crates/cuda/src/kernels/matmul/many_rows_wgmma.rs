@@ -25,12 +25,13 @@ macro_rules! wide_kernels {
     };
 }
 
-pub(crate) const KERNELS: &[&str] = wide_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
+pub(crate) const KERNELS: &[&str] = wide_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4");
 
-const THREADS: u32 = 384;
+/// Threads of a block of `wide_product`.
+pub(crate) const THREADS: u32 = 384;
 
 /// Index of a format in [`KERNELS`], and the bytes of its chunks.
-fn family(dtype: DType) -> Option<(usize, u32)> {
+pub(crate) fn family(dtype: DType) -> Option<(usize, u32)> {
     Some(match dtype {
         DType::F16 => (0, 2048),
         DType::BF16 => (1, 2048),
@@ -39,6 +40,7 @@ fn family(dtype: DType) -> Option<(usize, u32)> {
         DType::Q4_K => (4, 4 * 640),
         DType::Q5_K => (5, 4 * 768),
         DType::Q6_K => (6, 4 * 896),
+        DType::MXFP4 => (7, 4 * 576),
         _ => return None,
     })
 }
@@ -48,9 +50,8 @@ fn blocks_at_once(rows: u32, splits: bool) -> u32 {
     if rows <= 32 || (rows == 64 && splits) { 2 } else { 1 }
 }
 
-/// Shared memory of a block: both rings of `WideShape` in many_rows_wgmma.cu, and the padding to a multiple of 1024.
-fn shared_bytes(rows: u32, splits: bool, chunk_bytes: u32) -> u32 {
-    let shares_multiprocessor = blocks_at_once(rows, splits) == 2;
+/// Shared memory of a block: both rings of `WideShape` in wide_product.cu, and the padding to a multiple of 1024.
+pub(crate) fn shared_bytes(rows: u32, shares_multiprocessor: bool, chunk_bytes: u32) -> u32 {
     let x_stages = match (rows, shares_multiprocessor) {
         (128, _) => 6,
         (_, false) => 8,
@@ -124,7 +125,7 @@ pub(crate) fn launch(
     if plan.splits() {
         product.workspace = workspace(product.workspace_bytes())?;
     }
-    let shared_bytes = shared_bytes(plan.rows, plan.splits(), chunk_bytes);
+    let shared_bytes = shared_bytes(plan.rows, blocks_at_once(plan.rows, plan.splits()) == 2, chunk_bytes);
     let kernel = match product.is_gated() {
         true => KERNELS[plan.size],
         false => KERNELS[4 + 8 * place + plan.size + if plan.splits() { 4 } else { 0 }],

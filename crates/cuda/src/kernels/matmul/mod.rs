@@ -1,6 +1,5 @@
 //! Kernels of linear maps; [`linear`] chooses among them.
 
-pub(crate) mod expert_rows;
 pub(crate) mod few_rows;
 pub(crate) mod few_rows_ring;
 pub(crate) mod linear;

@@ -70,6 +70,29 @@ KERNEL void pack_weight(PackWeight w) {
         return;
     }
 
+    if (w.format == MXFP4) {
+        u8* chunk = w.to + chunk_index(tile, unit / 4, units / 4) * (4 * 576) + unit % 4 * 576;
+        for (int s = 0; s < 4; s++) {
+            u32 word = 0;
+            for (int pair = 0; pair < 4; pair++)
+                for (int second = 0; second < 2; second++) {
+                    u32 col = first_col + s * 16 + pair / 2 * 8 + 2 * t + second;
+                    if (!valid[pair % 2] || col >= w.cols) continue;
+                    u32 q = raw_bits(MXFP4, at[pair % 2], col);
+                    word |= ((q & 7) << 3 * pair | q >> 3 << (12 + pair)) << 16 * second;
+                }
+            ((u32*)(chunk + lane * 16))[s] = word;
+        }
+        if (t < 2)
+            for (int half = 0; half < 2; half++) {
+                u32 col = first_col + t * 32;
+                // Scales outside of this range are those of blocks of zeros.
+                u32 e = valid[half] && col < w.cols ? min(max((u32)at[half][col / 32 * 17], 104u), 128u) : 104;
+                ((u16*)(chunk + 512 + g * 8))[half * 2 + t] = (e - 98) << 10;
+            }
+        return;
+    }
+
     bool is_q4_0 = w.format == Q4_0, is_small = is_q4_0 || w.format == Q4_K;
     u32 unit_bytes = is_q4_0 ? 576 : w.format == Q4_K ? 640 : w.format == Q5_K ? 768 : 896;
     u8* chunk = w.to + chunk_index(tile, unit / 4, units / 4) * (4 * unit_bytes) + unit % 4 * unit_bytes;

@@ -81,7 +81,7 @@ KERNEL void activate(Elementwise e) {
 KERNEL void gate(Elementwise e) {
     begin();
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
-        e.x[i] = __fmul_rn(activated(e.activation, e.x[i]), e.y[i]);
+        e.x[i] = gated(e.activation, e.x[i], e.y[i]);
 }
 
 // x = y rounded to bf16
@@ -120,7 +120,7 @@ KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
         u32 i = blockIdx.x * PIECE + k * 256 + threadIdx.x;
         float value = 0.0f;
         if (i < g.cols) {
-            value = __fmul_rn(activated(g.activation, x[i]), y[i]);
+            value = gated(g.activation, x[i], y[i]);
             x[i] = value;
         }
         if (g.operand.is_bf16 && i < g.operand.pitch)

@@ -120,7 +120,8 @@ pub(crate) fn activation_code(activation: Activation) -> u32 {
         Activation::Silu => 0,
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
-        Activation::ClampedSwiglu => unreachable!("`Backend::supports` says that there is none"),
+        Activation::ClampedSwiglu => 3,
+        Activation::SquaredRelu => unreachable!("`supports` says that there is no squared ReLU"),
     }
 }
 

@@ -15,6 +15,7 @@ struct Norm {
     float eps;
     u32 with_operand;   // only when a stretch is a whole row
     Operand operand;
+    u32 num_stretches;  // of `rms_norm_heads`
 };
 
 // The sums of slices for the values that a thread holds. All loads are issued before the first addition.
@@ -38,6 +39,7 @@ DEVICE void add_up(float (&total)[HELD], const SliceSums& p, u32 width) {
 }
 
 // Loads a stretch: x or, if there is a y, x + y, which is also written to x.
+template <bool SLICES>
 DEVICE void load_stretch(float (&held)[HELD], const Norm& n, float* x) {
     const float* y = n.y + (u64)blockIdx.x * n.width;
 #pragma unroll
@@ -45,9 +47,10 @@ DEVICE void load_stretch(float (&held)[HELD], const Norm& n, float* x) {
         u32 i = threadIdx.x + k * blockDim.x;
         held[k] = i < n.width ? x[i] : 0.0f;
     }
-    if (!n.y && !n.slices.sums) return;
+    bool in_slices = SLICES && n.slices.sums;
+    if (!n.y && !in_slices) return;
     float other[HELD];
-    if (n.slices.sums) {
+    if (in_slices) {
         add_up(other, n.slices, n.width);
     } else {
 #pragma unroll
@@ -62,7 +65,7 @@ DEVICE void load_stretch(float (&held)[HELD], const Norm& n, float* x) {
         if (i < n.width) x[i] = held[k] = __fadd_rn(held[k], other[k]);
     }
     for (u32 i = threadIdx.x + HELD * blockDim.x; i < n.width; i += blockDim.x)
-        x[i] = __fadd_rn(x[i], n.slices.sums ? added_up(n.slices, blockIdx.x, i) : y[i]);
+        x[i] = __fadd_rn(x[i], in_slices ? added_up(n.slices, blockIdx.x, i) : y[i]);
 }
 
 // Loads the weights of the values that a thread holds. They do not depend on the kernels before, so this comes before
@@ -91,13 +94,14 @@ DEVICE void write_stretch(float (&held)[HELD], const float (&weight)[HELD], cons
 }
 
 // out = x / sqrt(mean(x^2) + eps) * weight
-KERNEL void __launch_bounds__(1024, 1) rms_norm(Norm n) {
+template <bool SLICES>
+DEVICE void rms_norm_row(const Norm& n) {
     let_next_start();
     float held[HELD], weight[HELD];
     hold_weights(weight, n);
     wait_for_previous();
     float* x = n.x + (u64)blockIdx.x * n.width;
-    load_stretch(held, n, x);
+    load_stretch<SLICES>(held, n, x);
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < HELD; k++) sum = __fmaf_rn(held[k], held[k], sum);
@@ -108,6 +112,33 @@ KERNEL void __launch_bounds__(1024, 1) rms_norm(Norm n) {
         });
 }
 
+KERNEL void __launch_bounds__(1024, 1) rms_norm(Norm n) { rms_norm_row<true>(n); }
+
+// Without slices it needs half the registers: two blocks share a multiprocessor, which many rows need.
+KERNEL void __launch_bounds__(1024, 2) rms_norm_many(Norm n) { rms_norm_row<false>(n); }
+
+// `rms_norm` for stretches of at most 32 * HELD values, to the bit: a warp takes a stretch, and a block eight.
+KERNEL void __launch_bounds__(256) rms_norm_heads(Norm n) {
+    let_next_start();
+    u32 stretch = blockIdx.x * 8 + threadIdx.x / 32, lane = threadIdx.x % 32;
+    float held[HELD], weight[HELD], sum = 0.0f;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) weight[k] = lane + k * 32 < n.width ? n.weight[lane + k * 32] : 0.0f;
+    wait_for_previous();
+    if (stretch >= n.num_stretches) return;
+    const float* x = n.x + (u64)stretch * n.width;
+    float* out = n.out + (u64)stretch * n.width;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) held[k] = lane + k * 32 < n.width ? x[lane + k * 32] : 0.0f;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) sum = __fmaf_rn(held[k], held[k], sum);
+    float factor = rms_factor(warp_sum(sum), n.width, n.eps);
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if (lane + k * 32 < n.width)
+            out[lane + k * 32] = __fmul_rn(__fmul_rn(held[k], factor), weight[k]);
+}
+
 // out = (x - mean) / sqrt(var + eps) * weight + bias
 KERNEL void __launch_bounds__(1024, 1) layer_norm(Norm n) {
     let_next_start();
@@ -115,7 +146,7 @@ KERNEL void __launch_bounds__(1024, 1) layer_norm(Norm n) {
     hold_weights(weight, n);
     wait_for_previous();
     float* x = n.x + (u64)blockIdx.x * n.width;
-    load_stretch(held, n, x);
+    load_stretch<true>(held, n, x);
     float sum = 0.0f;
 #pragma unroll
     for (int k = 0; k < HELD; k++) sum = __fadd_rn(sum, held[k]);

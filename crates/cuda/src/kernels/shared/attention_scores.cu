@@ -39,6 +39,7 @@ struct Attention {
     u32 num_runs, in_panels;
     // Values of key_blocks and of value_blocks: the offset in bytes of the scales of 8-bit storage.
     u64 num_stored;
+    const float* sinks;        // a score of each head that takes part in its softmax and has no value; null: none
 };
 
 // A key or a value in 16 bits. A value that the format cannot hold becomes a NaN: an infinite key could get the weight
@@ -97,6 +98,16 @@ DEVICE void merge(Running& a, const Running& b, float& keep, float& add) {
     add = share<OF_TWO>(b.largest, largest);
     a.sum = joined(a.sum, keep, b.sum, add);
     a.largest = largest;
+}
+
+// The weight of a head's attention sink, relative to the largest score of its keys; 0 without sinks. Every kernel adds
+// it to the sum of weights last, when all tiles are merged. It may be infinite: no key then has a weight.
+template <bool OF_TWO>
+DEVICE float sink_weight(const Attention& a, u32 head, float largest) {
+    const float log2_e = 1.44269504088896340736f;
+    if (a.sinks == 0) return 0.0f;
+    float sink = a.sinks[head];
+    return OF_TWO ? power_of_two(__fmaf_rn(sink, log2_e, -largest)) : expf(__fsub_rn(sink, largest));
 }
 
 static const int FLASH_TILE = 64;

@@ -1,7 +1,8 @@
 // Shared by the kernels of linear maps: their parameter, the slices of the columns, and how results are written.
 
-enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2 };
+enum Activation { SILU = 0, GELU = 1, GELU_TANH = 2, CLAMPED_SWIGLU = 3 };
 
+// Of every activation but CLAMPED_SWIGLU, which needs the other factor too.
 DEVICE float activated(u32 activation, float x) {
     if (activation == SILU) return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x)));
     if (activation == GELU) {
@@ -15,10 +16,17 @@ DEVICE float activated(u32 activation, float x) {
 }
 
 // Not inlined: most models have SILU, and code has to be loaded from memory too.
-static __device__ __noinline__ float activated_apart(u32 activation, float x) { return activated(activation, x); }
+static __device__ __noinline__ float gated_apart(u32 activation, float gate, float up) {
+    if (activation != CLAMPED_SWIGLU) return __fmul_rn(activated(activation, gate), up);
+    // gate sigmoid(1.702 gate) (up + 1), with gate at most 7 and up from -7 to 7. A NaN passes the comparisons.
+    if (gate > 7.0f) gate = 7.0f;
+    if (up > 7.0f) up = 7.0f;
+    if (up < -7.0f) up = -7.0f;
+    return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.0f, expf(__fmul_rn(-1.702f, gate)))), __fadd_rn(up, 1.0f));
+}
 
 DEVICE float gated(u32 activation, float gate, float up) {
-    return __fmul_rn(activation == SILU ? activated(SILU, gate) : activated_apart(activation, gate), up);
+    return activation == SILU ? __fmul_rn(activated(SILU, gate), up) : gated_apart(activation, gate, up);
 }
 
 struct LinearPart {

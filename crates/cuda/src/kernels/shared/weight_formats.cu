@@ -24,7 +24,7 @@
 // are GROWTH times as large when they leave the registers. A matrix with a scale beyond what is left (a Q4 scale of 1,
 // a Q8_0 scale of 1/4: upload.rs) is stored as F16 instead.
 
-enum Format { F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
+enum Format { F32 = 0, F16 = 1, BF16 = 2, Q8_0 = 3, Q4_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7, MXFP4 = 8 };
 
 // Integers in the mantissa of a half: 0x6400 is 1024, whose last bit is worth one.
 static const u32 HALF_1024 = 0x64006400u;
@@ -299,6 +299,39 @@ struct Weights<Q6_K> {
     }
 };
 
+// Four-bit floats in the layout of Q4_0: the bits e e m of a float, under the top bits of a half's exponent, are its
+// magnitude times 2^-14, and the scale, a power of two, is packed times 2^14. Weights are exact; upload.rs stores a
+// matrix with a scale beyond 2^-23 to 2 as BF16. In a word, pair p has its magnitudes at bits 3p and 16 + 3p, its
+// signs at bits 12 + p and 28 + p.
+template <>
+struct Weights<MXFP4> {
+    static const int GROWTH = 1;
+    static const u32 UNIT_BYTES = 576;
+    static const u32 CHUNK_BYTES = 4 * UNIT_BYTES;
+    static const u32 CHUNK_UNITS = 4;
+    struct Raw {
+        uint4 q;
+        uint2 d;
+    };
+    template <class From>
+    DEVICE void load(Raw& raw, const u8* chunk, int unit, int lane) {
+        chunk += unit * UNIT_BYTES;
+        raw.q = From::vector(chunk + lane * 16);
+        raw.d = *(const uint2*)(chunk + 512 + lane / 4 * 8);
+    }
+    DEVICE void decode(u32 (&a)[4], const Raw& raw, int s) {
+        u32 word = s == 0 ? raw.q.x : s == 1 ? raw.q.y : s == 2 ? raw.q.z : raw.q.w;
+        u32 d_low = s / 2 ? both_second(raw.d.x) : both_first(raw.d.x);
+        u32 d_high = s / 2 ? both_second(raw.d.y) : both_first(raw.d.y);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            u32 bits = word << (9 - 3 * p) & 0x0e000e00u;
+            bits |= word << (3 - p) & 0x80008000u;
+            a[p] = half2_mul(bits, p % 2 ? d_high : d_low);
+        }
+    }
+};
+
 // Number of tiles whose chunks are adjacent.
 static const u32 SIDE = 8;
 
@@ -329,6 +362,7 @@ DEVICE u32 raw_bits(int format, const u8* at, u32 col) {
         u32 j = col % 32;
         return at[col / 32 * 18 + 2 + j % 16] >> (j / 16 * 4) & 15;
     }
+    if (format == MXFP4) return at[col / 32 * 17 + 1 + col % 16] >> (col / 16 % 2 * 4) & 15;
     u32 k = col % 256, s = k / 32, j = k % 32;
     if (format == Q4_K) return at[col / 256 * 144 + 16 + s / 2 * 32 + j] >> (s % 2 * 4) & 15;
     if (format == Q5_K) {
@@ -359,11 +393,18 @@ DEVICE float k_scale(int format, const u8* at, u32 col, int which) {
     return __fmul_rn(half_to_float(two_bytes(block + 2 * which)), (float)six_bits(block, col % 256 / 32, which));
 }
 
+// Twice the value of a four-bit float (sign, two bits of exponent, one of mantissa); minus zero is zero.
+DEVICE float doubled_float4(u32 bits) {
+    int m = bits & 7, magnitude = m < 2 ? m : (2 + m % 2) << (m / 2 - 1);
+    return (float)(bits & 8 ? -magnitude : magnitude);
+}
+
 // A value as f32, rounded as the reference decoder of the format rounds.
 DEVICE float stored_number(int format, const u8* at, u32 col) {
     if (format == F32) return ((const float*)at)[col];
     if (format == F16) return half_to_float(((const u16*)at)[col]);
     if (format == BF16) return bf16_to_float(((const u16*)at)[col]);
+    if (format == MXFP4) return ldexpf(doubled_float4(raw_bits(format, at, col)), at[col / 32 * 17] - 128);
     float q = (float)raw_bits(format, at, col);
     if (format == Q8_0) return __fmul_rn(half_to_float(two_bytes(at + col / 32 * 34)), q - 128.0f);
     if (format == Q4_0) return __fmul_rn(half_to_float(two_bytes(at + col / 32 * 18)), q - 8.0f);

@@ -3,6 +3,7 @@
 use pellucid_tensor::{DType, Error};
 
 use crate::driver::{Device, Grid};
+use crate::kernels::rows::route_experts::Route;
 use crate::kernels::{GROUP_COLS, Operand};
 
 macro_rules! expert_kernels {
@@ -24,7 +25,7 @@ macro_rules! expert_kernels {
     };
 }
 
-pub(crate) const KERNELS: &[&str] = expert_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k");
+pub(crate) const KERNELS: &[&str] = expert_kernels!("f16", "bf16", "q8_0", "q4_0", "q4_k", "q5_k", "q6_k", "mxfp4");
 
 /// `GROUP_THREADS` and `EXPERT_WARPS` of expert_rows.cu.
 pub(crate) const MAX_EXPERTS: usize = 1024;
@@ -69,6 +70,7 @@ pub(crate) struct ExpertGroups {
     pub(crate) num_items: u64,
     pub(crate) num_pairs: u32,
     pub(crate) item_rows: u32,
+    pub(crate) num_places: u32,
 }
 
 impl ExpertGroups {
@@ -94,6 +96,10 @@ pub(crate) struct ExpertProduct {
     pub(crate) pairs_a_row: u32,
     pub(crate) first_part: u32,
     pub(crate) activation: u32,
+    pub(crate) route: Route,
+    pub(crate) arrived: u64,
+    pub(crate) sum: u64,
+    pub(crate) residual: u64,
 }
 
 impl ExpertProduct {
@@ -110,15 +116,18 @@ impl ExpertProduct {
 
     /// Launches gate and up, or down, for pairs that are not grouped: as many blocks as run at once.
     pub(crate) fn launch_pairs(&self, device: &Device, dtype: DType, num_pairs: usize) -> Result<(), Error> {
-        let sets =
-            (device.num_multiprocessors() / num_pairs as u32).clamp(1, self.outputs.div_ceil(self.outputs_at_once()));
-        let blocks = [num_pairs as u32, sets, 1];
+        let blocks = [num_pairs as u32, self.num_sets(device, num_pairs), 1];
         let shared_bytes = pair_bytes(self.cols as usize) as u32;
         device.launch(
             kernel(dtype, self.is_gated(), Take::Pair),
             Grid { blocks, threads: 32 * WARPS, shared_bytes },
             self,
         )
+    }
+
+    /// Blocks that [`ExpertProduct::launch_pairs`] launches for each pair.
+    pub(crate) fn num_sets(&self, device: &Device, num_pairs: usize) -> u32 {
+        (device.num_multiprocessors() / num_pairs as u32).clamp(1, self.outputs.div_ceil(self.outputs_at_once()))
     }
 
     fn is_gated(&self) -> bool {
@@ -193,6 +202,7 @@ mod tests {
             (DType::Q4_K, "q4_k"),
             (DType::Q5_K, "q5_k"),
             (DType::Q6_K, "q6_k"),
+            (DType::MXFP4, "mxfp4"),
         ];
         for (dtype, name) in names {
             assert_eq!(kernel(dtype, true, Take::Item), format!("expert_gated_{name}"));

@@ -11,24 +11,14 @@
 // Bytes moved: the weights of an expert once for every item, from the L2 cache but for the first. Bound: memory
 // bandwidth, with few rows.
 
-// The weights of one expert: gate, up, down.
-struct ExpertWeights {
-    const u8* weight[3];
-    const float* bias[3];
-};
-
-struct ExpertItem {
-    u32 expert;
-    u32 first, count;  // range of `order`
-};
-
 struct ExpertGroups {
     const u32* experts;  // expert of each pair
     u32* order;          // pairs, grouped by expert
     ExpertItem* items;
     u32* num_items;
     u32 num_pairs;
-    u32 item_rows;  // maximum rows of an item
+    u32 item_rows;   // maximum rows of an item
+    u32 num_places;  // 0: `order` has a place for each pair; else every item begins at a multiple of `item_rows`
 };
 
 static const u32 GROUP_THREADS = 1024;
@@ -56,11 +46,12 @@ KERNEL void __launch_bounds__(GROUP_THREADS, 1) group_experts(ExpertGroups g) {
     begin();
     u32 expert = threadIdx.x;
     counts[expert] = 0;
+    for (u32 place = threadIdx.x; place < g.num_places; place += GROUP_THREADS) g.order[place] = NO_PAIR;
     __syncthreads();
     for (u32 pair = threadIdx.x; pair < g.num_pairs; pair += GROUP_THREADS) atomicAdd(&counts[g.experts[pair]], 1);
     __syncthreads();
     u32 count = counts[expert], num_items = (count + g.item_rows - 1) / g.item_rows;
-    u32 first = sum_before(count), first_item = sum_before(num_items);
+    u32 first_item = sum_before(num_items), first = g.num_places ? first_item * g.item_rows : sum_before(count);
     next[expert] = first;
     for (u32 i = 0; i < num_items; i++) {
         ExpertItem item;
@@ -88,6 +79,12 @@ struct ExpertProduct {
     u32 pairs_a_row;       // consecutive pairs that share a row of x
     u32 first_part;        // index among gate, up, down
     u32 activation;
+    // Of `expert_pair` alone. Gate and up: how to select the experts of each row, which are written for the kernels
+    // that follow; 0 experts selected if that was done before. Down: how to add up the results of each row.
+    Route route;
+    u32* arrived;          // for each row and blockIdx.y, the blocks that are done, 0 between launches; null: no sum
+    float* sum;            // [rows][outputs]
+    float* residual;       // the sum is added to this too, unless null
 };
 
 static const u32 EXPERT_WARPS = 16;
@@ -95,8 +92,7 @@ static const u32 EXPERT_WARPS = 16;
 // The result of one output and pair: of two parts, gate and up, activation(gate) * up.
 template <u32 PARTS>
 DEVICE void write_expert(const ExpertProduct& p, u32 pair, u32 output, const float (&value)[PARTS]) {
-    p.out[(u64)pair * p.outputs + output] = PARTS == 2 ? __fmul_rn(activated(p.activation, value[0]),
-        value[PARTS - 1]) : value[0];
+    p.out[(u64)pair * p.outputs + output] = PARTS == 2 ? gated(p.activation, value[0], value[PARTS - 1]) : value[0];
 }
 
 // A warp takes a slice of a part of a tile, and 8 * NT rows. blockIdx: x = item, y = tiles, so that the items of one
@@ -210,6 +206,55 @@ DEVICE float pair_operand(const float* x, u32 cols, const float (&held)[HELD], u
     return power(254 - forward);
 }
 
+// The expert of a pair. Every block selects the experts of its row again, because that takes less time than another
+// launch; one block of each row writes them for the kernels that follow.
+DEVICE u32 route_pair(const ExpertProduct& p, u32 pair) {
+    __shared__ u32 experts[32];
+    __shared__ float weights[32];
+    u32 selected = p.route.num_selected, row = pair / selected, lane = threadIdx.x;
+    if (lane < 32) {
+        Route route = p.route;
+        route.logits += (u64)row * route.num_experts;
+        route.experts = experts;
+        route.weights = weights;
+        route_row<true>(route, 0, 0, 0);
+        __syncwarp();
+        if (pair == row * selected && blockIdx.y == 0 && lane < selected) {
+            p.route.experts[pair + lane] = experts[lane];
+            p.route.weights[pair + lane] = weights[lane];
+        }
+    }
+    __syncthreads();
+    return experts[pair - row * selected];
+}
+
+// Adds up the results of a row as `add_experts` does, if this is the last of the blocks that have some of its outputs:
+// those of `first` and of every `stride` after it, `count` at a time.
+DEVICE void add_pairs(const ExpertProduct& p, u32 pair, u32 first, u32 count, u32 stride) {
+    __shared__ bool is_last;
+    u32 selected = p.route.num_selected, row = pair / selected;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        u32* arrived = p.arrived + row * gridDim.y + blockIdx.y;
+        is_last = atomicAdd(arrived, 1) == selected - 1;
+        if (is_last) *arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last || threadIdx.x >= count) return;
+    for (u32 output = first + threadIdx.x; output < p.outputs; output += stride) {
+        const float* from = p.out + (u64)row * selected * p.outputs + output;
+        u64 place = (u64)row * p.outputs + output;
+        float before = p.residual ? p.residual[place] : 0.0f, total = 0.0f;
+#pragma unroll 8
+        for (u32 k = 0; k < selected; k++)
+            total = __fadd_rn(total, __fmul_rn(p.route.weights[row * selected + k], __ldcg(from + (u64)k * p.outputs)));
+        p.sum[place] = total;
+        if (p.residual) p.residual[place] = __fadd_rn(before, total);
+    }
+}
+
 // One pair: blockIdx.x. A warp takes a slice of a part of a tile. The block takes a set of tiles, as many as it has
 // warps for, and every gridDim.y-th set after it, whose weights are prefetched while the set before is multiplied.
 template <int F, u32 PARTS>
@@ -224,9 +269,10 @@ DEVICE void expert_pair(const ExpertProduct& p) {
 #pragma unroll
     for (int k = 0; k < HELD; k++) held[k] =
         threadIdx.x + k * blockDim.x < p.cols ? x[threadIdx.x + k * blockDim.x] : 0.0f;
-    const ExpertWeights& expert = p.experts[p.chosen[pair]];
+    const ExpertWeights& expert = p.experts[PARTS == 2 && p.route.num_selected ? route_pair(p, pair) : p.chosen[pair]];
     u32 tile_warps = p.slices * PARTS, tiles_at_once = EXPERT_WARPS / tile_warps, stride = gridDim.y * tiles_at_once;
     u32 first = blockIdx.y * tiles_at_once, tile = first + warp / tile_warps, num_tiles = (p.outputs + 15) / 16;
+    u32 first_output = first * 16;
     u32 slice = warp % p.slices, begin_group = slice_start(p.cols, p.slices, slice), end_group = slice_start(p.cols,
         p.slices, slice + 1);
     const u8* matrix = expert.weight[p.first_part + warp / p.slices % PARTS];
@@ -274,6 +320,7 @@ DEVICE void expert_pair(const ExpertProduct& p) {
         }
         write_expert<PARTS>(p, pair, output, value);
     }
+    if (PARTS == 1 && p.arrived) add_pairs(p, pair, first_output, tiles_at_once * 16, stride * 16);
 }
 
 // Weights of f32, multiplied as in `linear_f32`: a warp for each output and item of at most eight rows.
@@ -334,6 +381,7 @@ EXPERTS(q4_0, Q4_0)
 EXPERTS(q4_k, Q4_K)
 EXPERTS(q5_k, Q5_K)
 EXPERTS(q6_k, Q6_K)
+EXPERTS(mxfp4, MXFP4)
 
 KERNEL void __launch_bounds__(256) expert_gated_f32(ExpertProduct p) { expert_outputs<2>(p); }
 KERNEL void __launch_bounds__(256) expert_down_f32(ExpertProduct p) { expert_outputs<1>(p); }
