@@ -5,7 +5,8 @@
 
 use pellucid_tensor::{Backend, DType, Error as DeviceError, Input, Output, Pending, Residual, RmsNorm, Tensor};
 
-use crate::config::NormKind;
+use crate::config::{LatentAttention, NormKind};
+use crate::probe::Taps;
 use crate::rope::RopeFrequencies;
 use crate::weights::Norm;
 use crate::{Batch, DecoderConfig, Error};
@@ -15,25 +16,179 @@ use crate::{Batch, DecoderConfig, Error};
 pub(crate) struct Activations {
     pub(crate) residual: Residual,
     pub(crate) normed: Tensor,
-    pub(crate) queries: Tensor,
-    pub(crate) keys: Tensor,
-    /// Output of the norm of `keys`, with which it is then swapped.
-    pub(crate) spare_keys: Tensor,
-    pub(crate) values: Tensor,
-    pub(crate) attended: Tensor,
-    pub(crate) gate: Tensor,
-    pub(crate) up: Tensor,
+    pub(crate) attention: BySize<AttentionActivations>,
+    pub(crate) latent: Option<LatentActivations>,
+    pub(crate) mlp: BySize<MlpActivations>,
     pub(crate) router: Tensor,
+    /// Inputs and outputs of a recurrence.
+    pub(crate) recurrent_input: Tensor,
+    pub(crate) recurrent_output: Tensor,
+    /// Gate of the output of a recurrence, and a time step for each of its heads.
+    pub(crate) recurrent_gate: Tensor,
+    pub(crate) time_step: Tensor,
+    /// Strength of writing, for each head of a delta net.
+    pub(crate) delta_beta: Tensor,
+    /// Gate of the output of attention.
+    pub(crate) attention_gate: Tensor,
     /// The outputs of the three maps of the shared expert.
     pub(crate) shared_gate: Tensor,
     pub(crate) shared_up: Tensor,
     pub(crate) shared_output: Tensor,
+    /// Input of experts that read a projection, and their output; the output of experts beside a dense MLP.
+    pub(crate) expert_input: Tensor,
+    pub(crate) expert_output: Tensor,
+    pub(crate) layer_inputs: LayerInputActivations,
+    /// Gate of the output of the shared expert.
+    pub(crate) shared_output_gate: Tensor,
     /// Cosines and sines, for each rotary table.
     pub(crate) angles: Vec<Tensor>,
     /// The wanted rows of the residual stream.
     pub(crate) last: Tensor,
     pub(crate) last_normed: Tensor,
     pub(crate) logits: Tensor,
+    /// Present while a probe runs.
+    pub(crate) taps: Option<Taps>,
+}
+
+/// The activations of attention in layers with heads of one size.
+#[derive(Debug)]
+pub(crate) struct AttentionActivations {
+    pub(crate) queries: Tensor,
+    pub(crate) keys: Tensor,
+    /// Output of the norm of `keys` or `values`, with which it is then swapped.
+    pub(crate) spare_keys: Tensor,
+    pub(crate) values: Tensor,
+    pub(crate) attended: Tensor,
+}
+
+/// The activations of latent attention, beside those that all attention has.
+#[derive(Debug)]
+pub(crate) struct LatentActivations {
+    /// Low-rank queries, before and after their norm; of one column if queries have one matrix.
+    pub(crate) query_ranks: Tensor,
+    pub(crate) query_ranks_normed: Tensor,
+    /// The parts of the queries, by head.
+    pub(crate) plain_queries: Tensor,
+    pub(crate) rotary_queries: Tensor,
+    pub(crate) rotary_keys: Tensor,
+    pub(crate) latents: Tensor,
+    pub(crate) latents_normed: Tensor,
+    /// Outputs of attention, mapped to the values of each head.
+    pub(crate) values: Tensor,
+}
+
+/// The activations of dense MLPs of one width.
+#[derive(Debug)]
+pub(crate) struct MlpActivations {
+    pub(crate) gate: Tensor,
+    pub(crate) up: Tensor,
+}
+
+/// The inputs that each layer gets in addition, and what is computed from one of them.
+#[derive(Debug)]
+pub(crate) struct LayerInputActivations {
+    /// `[rows][layers * size]`
+    pub(crate) inputs: Tensor,
+    pub(crate) projected: Tensor,
+    pub(crate) projected_normed: Tensor,
+    /// `[rows][size]`
+    pub(crate) gate: Tensor,
+}
+
+/// Activations for each size that layers have.
+#[derive(Debug)]
+pub(crate) struct BySize<T> {
+    sizes: Vec<T>,
+    /// For each layer, an index of `sizes`.
+    of_layers: Vec<usize>,
+}
+
+impl<T> BySize<T> {
+    fn new<S: PartialEq>(
+        sizes: impl Iterator<Item = S>,
+        make: impl Fn(&S) -> Result<T, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        let mut known = Vec::new();
+        let of_layers = sizes
+            .map(|size| {
+                known.iter().position(|other| *other == size).unwrap_or_else(|| {
+                    known.push(size);
+                    known.len() - 1
+                })
+            })
+            .collect();
+        Ok(BySize { sizes: known.iter().map(make).collect::<Result<_, _>>()?, of_layers })
+    }
+
+    pub(crate) fn of_mut(&mut self, layer: usize) -> &mut T {
+        &mut self.sizes[self.of_layers[layer]]
+    }
+}
+
+impl AttentionActivations {
+    fn tensors(&self) -> [&Tensor; 5] {
+        [&self.queries, &self.keys, &self.spare_keys, &self.values, &self.attended]
+    }
+
+    fn tensors_mut(&mut self) -> [&mut Tensor; 5] {
+        [&mut self.queries, &mut self.keys, &mut self.spare_keys, &mut self.values, &mut self.attended]
+    }
+}
+
+impl LatentActivations {
+    fn new(
+        config: &DecoderConfig,
+        latent: LatentAttention,
+        rows: impl Fn(usize) -> Result<Tensor, DeviceError>,
+    ) -> Result<Self, DeviceError> {
+        let LatentAttention { query_rank, latent_size, rotary_size, plain_size, value_size, .. } = latent;
+        Ok(LatentActivations {
+            query_ranks: rows(query_rank.unwrap_or(1))?,
+            query_ranks_normed: rows(query_rank.unwrap_or(1))?,
+            plain_queries: rows(config.num_heads * plain_size)?,
+            rotary_queries: rows(config.num_heads * rotary_size)?,
+            rotary_keys: rows(rotary_size)?,
+            latents: rows(latent_size)?,
+            latents_normed: rows(latent_size)?,
+            values: rows(config.num_heads * value_size)?,
+        })
+    }
+
+    fn tensors(&self) -> [&Tensor; 8] {
+        [
+            &self.query_ranks,
+            &self.query_ranks_normed,
+            &self.plain_queries,
+            &self.rotary_queries,
+            &self.rotary_keys,
+            &self.latents,
+            &self.latents_normed,
+            &self.values,
+        ]
+    }
+
+    fn tensors_mut(&mut self) -> [&mut Tensor; 8] {
+        [
+            &mut self.query_ranks,
+            &mut self.query_ranks_normed,
+            &mut self.plain_queries,
+            &mut self.rotary_queries,
+            &mut self.rotary_keys,
+            &mut self.latents,
+            &mut self.latents_normed,
+            &mut self.values,
+        ]
+    }
+}
+
+impl LayerInputActivations {
+    fn tensors(&self) -> [&Tensor; 4] {
+        [&self.inputs, &self.projected, &self.projected_normed, &self.gate]
+    }
+
+    fn tensors_mut(&mut self) -> [&mut Tensor; 4] {
+        [&mut self.inputs, &mut self.projected, &mut self.projected_normed, &mut self.gate]
+    }
 }
 
 /// Input of attention or of an MLP.
@@ -88,38 +243,74 @@ impl Activations {
         let rows = |cols: usize| backend.zeros(dtype, 0, cols);
         let hidden = config.hidden_size;
         let shared = config.experts.and_then(|experts| experts.shared_mlp_size);
+        let attention = |&(queries, keys, attended): &(usize, usize, usize)| {
+            Ok(AttentionActivations {
+                queries: rows(queries)?,
+                keys: rows(keys)?,
+                spare_keys: rows(keys)?,
+                values: rows(keys)?,
+                attended: rows(attended)?,
+            })
+        };
+        let layers = 0..config.num_layers_with_predictor();
+        let of_inputs = config.layer_input_size.map_or(1, |size| size * config.num_layers());
+        let (recurrent_input, recurrent_output) = config.recurrent_sizes().unwrap_or((1, 1));
+        let recurrent_heads = config.recurrent_heads().unwrap_or(1);
+        let expert_output = config.expert_input_size.or(config.dense_beside_experts.then_some(hidden)).unwrap_or(1);
         // Angles are f32 because they are computed only once a step, and logits because the host reads them.
         let angles = |rope: &RopeFrequencies| backend.zeros(DType::F32, 0, 2 * rope.frequencies.len());
         Ok(Activations {
             residual: Residual { hidden: rows(hidden)?, update: rows(hidden)?, pending: Pending::Nothing },
             normed: rows(hidden)?,
-            queries: rows(config.query_size())?,
-            keys: rows(config.key_size())?,
-            spare_keys: rows(config.key_size())?,
-            values: rows(config.key_size())?,
-            attended: rows(config.query_size())?,
-            gate: rows(config.mlp_size)?,
-            up: rows(config.mlp_size)?,
+            attention: BySize::new(
+                layers.clone().map(|i| (config.query_size(i), config.key_size(i), config.attended_size(i))),
+                attention,
+            )?,
+            latent: config.latent_attention.map(|latent| LatentActivations::new(config, latent, rows)).transpose()?,
+            mlp: BySize::new(layers.map(|layer| config.mlp_size_of(layer)), |&size| {
+                Ok(MlpActivations { gate: rows(size)?, up: rows(size)? })
+            })?,
             router: rows(config.experts.map_or(1, |experts| experts.num_experts))?,
+            recurrent_input: rows(recurrent_input)?,
+            recurrent_output: rows(recurrent_output)?,
+            recurrent_gate: rows(recurrent_output)?,
+            time_step: rows(recurrent_heads)?,
+            delta_beta: rows(recurrent_heads)?,
+            attention_gate: rows(if config.attention_gate { config.num_heads * config.head_size } else { 1 })?,
             shared_gate: rows(shared.unwrap_or(1))?,
             shared_up: rows(shared.unwrap_or(1))?,
-            shared_output: rows(shared.map_or(1, |_| hidden))?,
+            shared_output: rows(if shared.is_some() || config.dense_beside_experts { hidden } else { 1 })?,
+            shared_output_gate: rows(1)?,
+            expert_input: rows(config.expert_input_size.unwrap_or(1))?,
+            expert_output: rows(expert_output)?,
+            layer_inputs: LayerInputActivations {
+                inputs: rows(of_inputs)?,
+                projected: rows(of_inputs)?,
+                projected_normed: rows(of_inputs)?,
+                gate: rows(config.layer_input_size.unwrap_or(1))?,
+            },
             angles: ropes.iter().map(angles).collect::<Result<_, _>>()?,
             last: rows(hidden)?,
             last_normed: rows(hidden)?,
             logits: backend.zeros(DType::F32, 0, config.vocab_size)?,
+            taps: None,
         })
     }
 
     /// Returns the bytes of a step of `num_rows` rows, of which `num_wanted` need logits.
     pub(crate) fn bytes(&self, num_rows: usize, num_wanted: usize) -> u64 {
         let Residual { hidden, update, .. } = &self.residual;
-        let rows = [hidden, update, &self.normed, &self.queries, &self.keys, &self.spare_keys, &self.values];
-        let more = [&self.attended, &self.gate, &self.up, &self.router];
-        let shared = [&self.shared_gate, &self.shared_up, &self.shared_output];
+        let rows = [hidden, update, &self.normed, &self.router, &self.recurrent_input, &self.recurrent_output];
+        let attention = self.attention.sizes.iter().flat_map(AttentionActivations::tensors);
+        let attention = attention.chain(self.latent.iter().flat_map(LatentActivations::tensors));
+        let mlp = self.mlp.sizes.iter().flat_map(|mlp| [&mlp.gate, &mlp.up]);
+        let more = [&self.shared_gate, &self.shared_up, &self.shared_output, &self.expert_input, &self.expert_output];
+        let gates = [&self.attention_gate, &self.shared_output_gate];
+        let recurrent = [&self.recurrent_gate, &self.time_step, &self.delta_beta];
+        let more = more.into_iter().chain(self.layer_inputs.tensors()).chain(gates).chain(recurrent);
         let wanted = [&self.last, &self.last_normed, &self.logits];
         let bytes_of = |tensor: &Tensor| tensor.dtype().bytes_for(tensor.cols()).unwrap_or(0) as u64;
-        let row: u64 = rows.into_iter().chain(more).chain(shared).chain(&self.angles).map(bytes_of).sum();
+        let row: u64 = rows.into_iter().chain(attention).chain(mlp).chain(more).chain(&self.angles).map(bytes_of).sum();
         row * num_rows as u64 + wanted.into_iter().map(bytes_of).sum::<u64>() * num_wanted as u64
     }
 
@@ -134,19 +325,25 @@ impl Activations {
             &mut self.residual.hidden,
             &mut self.residual.update,
             &mut self.normed,
-            &mut self.queries,
-            &mut self.keys,
-            &mut self.spare_keys,
-            &mut self.values,
-            &mut self.attended,
-            &mut self.gate,
-            &mut self.up,
             &mut self.router,
+            &mut self.recurrent_input,
+            &mut self.recurrent_output,
+            &mut self.recurrent_gate,
+            &mut self.time_step,
+            &mut self.delta_beta,
+            &mut self.attention_gate,
             &mut self.shared_gate,
             &mut self.shared_up,
             &mut self.shared_output,
+            &mut self.expert_input,
+            &mut self.expert_output,
+            &mut self.shared_output_gate,
         ];
-        for tensor in tensors.into_iter().chain(&mut self.angles) {
+        let attention = self.attention.sizes.iter_mut().flat_map(AttentionActivations::tensors_mut);
+        let attention = attention.chain(self.latent.iter_mut().flat_map(LatentActivations::tensors_mut));
+        let mlp = self.mlp.sizes.iter_mut().flat_map(|mlp| [&mut mlp.gate, &mut mlp.up]);
+        let more = attention.chain(mlp).chain(self.layer_inputs.tensors_mut());
+        for tensor in tensors.into_iter().chain(more).chain(&mut self.angles) {
             backend.resize_rows(tensor, batch.num_rows())?;
         }
         let logits = needs_logits.then_some(&mut self.logits);

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{RowQuery, SequenceSpan, StepIndex, TokenSource};
+use pellucid_tensor::{RowQuery, SequenceSpan, StateSave, StateSpan, StepIndex, TokenSource};
 
 use crate::{DecoderConfig, Error, KvMemory};
 
@@ -32,6 +32,25 @@ impl ChunkIds<'_> {
     }
 }
 
+/// The recurrent states of a chunk, for models that have them. Models without ignore it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ChunkState<'a> {
+    /// Slot of the state after the position before the chunk; `None` for the beginning of a sequence.
+    pub from: Option<u32>,
+    /// Rows of the chunk after which the state is saved, in ascending order. No other chunk of the batch uses these
+    /// slots.
+    pub saves: &'a [StateSave],
+}
+
+impl<'a> ChunkState<'a> {
+    /// Returns the state of a chunk that begins at `first_position`, for a sequence whose state stays in the slot of
+    /// `save`.
+    pub fn in_place(first_position: usize, save: &'a StateSave) -> ChunkState<'a> {
+        let from = (first_position > 0).then_some(save.slot);
+        ChunkState { from, saves: std::slice::from_ref(save) }
+    }
+}
+
 /// The next tokens of one sequence.
 #[derive(Debug, Clone)]
 pub struct Chunk<'a> {
@@ -45,6 +64,7 @@ pub struct Chunk<'a> {
     /// The digests to compute in place of the wanted rows of logits: one query for each wanted row, or none if the rows
     /// themselves are wanted.
     pub queries: &'a [RowQuery],
+    pub state: ChunkState<'a>,
 }
 
 /// The chunks of a step, flattened.
@@ -54,6 +74,9 @@ pub struct Batch {
     pub(crate) positions: Vec<u32>,
     pub(crate) sequences: Vec<SequenceSpan>,
     pub(crate) block_tables: Vec<u32>,
+    /// The states of each sequence.
+    pub(crate) states: Vec<StateSpan>,
+    pub(crate) saves: Vec<StateSave>,
     pub(crate) slots: Vec<u32>,
     pub(crate) wanted: Vec<u32>,
     /// For each wanted row, the digest to compute in its place.
@@ -66,6 +89,8 @@ impl Batch {
         self.positions.clear();
         self.sequences.clear();
         self.block_tables.clear();
+        self.states.clear();
+        self.saves.clear();
         self.slots.clear();
         self.wanted.clear();
         self.queries.clear();
@@ -78,6 +103,10 @@ impl Batch {
         assert!(chunk.wanted.end <= chunk.ids.len(), "wanted rows are rows of the chunk");
         let first_row = self.ids.len();
         let first_block = self.block_tables.len();
+        let first_save = self.saves.len();
+        assert!(chunk.state.saves.is_sorted_by_key(|save| save.row), "states are saved in the order of the rows");
+        self.saves.extend_from_slice(chunk.state.saves);
+        self.states.push(StateSpan { from: chunk.state.from, saves: first_save..self.saves.len() });
         match chunk.ids {
             ChunkIds::Tokens(tokens) => self.ids.extend(tokens.iter().map(|&token| TokenSource::Token(token))),
             ChunkIds::Assumed { row } => self.ids.push(TokenSource::Assumed { row: row as u32 }),

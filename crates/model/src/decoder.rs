@@ -11,17 +11,23 @@ use pellucid_tensor::{
 
 use crate::activations::{Activations, Entry, normed};
 use crate::architectures::{self, Blueprint};
-use crate::attention::LayerMemory;
 use crate::config::Positions;
+use crate::predictor::PredictorActivations;
+use crate::probe::{LAYERS_AT_ONCE, Taps, attention_rows};
 use crate::rope::RopeFrequencies;
-use crate::weights::{TokenCost, Weights};
-use crate::{Batch, DecoderConfig, Error, Experts, KvMemory, Logits, Model, attention, loader, mlp};
+use crate::weights::{LayerWeights, MixerWeights, TokenCost, Weights};
+use crate::{
+    AttentionRows, Batch, DecoderConfig, Error, Experts, KvMemory, Logits, Model, ProbeQuery, layer_input, loader,
+    mixer, mlp, predictor,
+};
 
 /// Options for loading a model.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LoadOptions {
     /// Maximum tokens of a sequence, if fewer than the model supports.
     pub context_len: Option<usize>,
+    /// Load the layer that predicts further tokens. Refused if the files or the device have none.
+    pub predictor: bool,
 }
 
 /// The decoder of every supported family.
@@ -30,6 +36,10 @@ pub struct Decoder {
     config: DecoderConfig,
     backend: Arc<dyn Backend>,
     weights: Weights,
+    /// Names of the tensors that predict further tokens and are not loaded.
+    predicting: Vec<String>,
+    /// Present if the model was loaded with a predictor.
+    predictor: Option<PredictorActivations>,
     ropes: Vec<RopeFrequencies>,
     activations: Activations,
     memo: StepMemo,
@@ -41,7 +51,20 @@ pub struct Decoder {
 
 /// Reads the configuration of a checkpoint, without loading its weights.
 pub fn read_config(checkpoint: &Checkpoint) -> Result<DecoderConfig, Error> {
-    Ok(architectures::blueprint(checkpoint, None)?.config)
+    read_config_with(checkpoint, LoadOptions::default())
+}
+
+/// Reads the configuration that a checkpoint has when it is loaded with these options.
+pub fn read_config_with(checkpoint: &Checkpoint, options: LoadOptions) -> Result<DecoderConfig, Error> {
+    Ok(blueprint(checkpoint, options)?.config)
+}
+
+fn blueprint(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Blueprint, Error> {
+    let mut blueprint = architectures::blueprint(checkpoint, options.context_len)?;
+    if options.predictor {
+        blueprint.use_predictor(checkpoint)?;
+    }
+    Ok(blueprint)
 }
 
 /// Returns the memory of the activations and logits of a step of `num_rows` rows, of which `num_wanted` need logits, of
@@ -72,19 +95,40 @@ impl Decoder {
         options: LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Decoder, Error> {
-        let blueprint = architectures::blueprint(checkpoint, options.context_len)?;
+        let blueprint = blueprint(checkpoint, options)?;
+        if blueprint.config.predictor.is_some() && backend.is_asynchronous() {
+            let architecture = blueprint.config.architecture.clone();
+            let what = "a layer that predicts further tokens (--speculate mtp)";
+            return Err(Error::NotOnDevice { architecture, what, device: backend.description() });
+        }
         let mut needs = blueprint.config.extensions();
         if let Some(missing) = needs.find(|&extension| !backend.supports(extension)) {
             let architecture = blueprint.config.architecture.clone();
             return Err(Error::NotOnDevice { architecture, what: missing.name(), device: backend.description() });
         }
         drop(needs);
-        let weights = loader::load(checkpoint, &*backend, &blueprint, progress)?;
+        let (weights, predicting) = loader::load(checkpoint, &*backend, &blueprint, progress)?;
         let Blueprint { config, .. } = blueprint;
         let ropes = ropes_of(&config);
         let activations = Activations::new(&config, &*backend, &ropes)?;
-        let (memo, hidden_memo) = (StepMemo::default(), StepMemo::default());
-        Ok(Decoder { config, backend, weights, ropes, activations, memo, hidden_memo, queries: Vec::new() })
+        let predictor = PredictorActivations::new(&config, &*backend)?;
+        Ok(Decoder {
+            config,
+            backend,
+            weights,
+            predicting,
+            predictor,
+            ropes,
+            activations,
+            memo: StepMemo::default(),
+            hidden_memo: StepMemo::default(),
+            queries: Vec::new(),
+        })
+    }
+
+    /// Returns the names of the checkpoint's tensors that predict further tokens and are not loaded.
+    pub fn predicting_tensors(&self) -> &[String] {
+        &self.predicting
     }
 
     /// Returns the minimum cost of one token.
@@ -112,6 +156,9 @@ impl Decoder {
             backend.embed(positions, TableRows::Positions(&batch.positions), 1.0, update)?;
             backend.add(update, hidden)?;
         }
+        if let Some(tables) = &weights.layer_inputs {
+            layer_input::prepare(&**backend, config, tables, batch, activations)?;
+        }
         for (rope, angles) in self.ropes.iter().zip(&mut activations.angles) {
             backend.rope_angles(&batch.positions, &rope.frequencies, rope.factor, angles)?;
         }
@@ -123,12 +170,7 @@ impl Decoder {
         let Decoder { config, backend, weights, activations, .. } = self;
         let Activations { residual, last, last_normed, logits, .. } = activations;
         let last = wanted_rows(&**backend, batch, &residual.hidden, last)?;
-        let input = normed(&**backend, config, &weights.final_norm, last, last_normed)?;
-        backend.linears(input, &mut [(&weights.output, logits)])?;
-        match config.logits_soft_cap {
-            Some(cap) => backend.soft_cap(cap, &mut activations.logits),
-            None => Ok(()),
-        }
+        project_rows(&**backend, config, weights, last, [last_normed, logits])
     }
 
     /// Computes logits from ids and, if there are queries, digests of the logits, all on the device. Steps of the same
@@ -136,32 +178,71 @@ impl Decoder {
     fn compute(&mut self, batch: &Batch, queries: &[RowQuery], kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.compute_layers(batch, kv)?;
         self.project(batch)?;
-        match queries {
-            [] => Ok(()),
-            queries => self.backend.digest(&self.activations.logits, queries),
+        if !queries.is_empty() {
+            self.backend.digest(&self.activations.logits, queries)?;
+        }
+        let Decoder { config, backend, weights, activations, predictor, .. } = self;
+        match predictor {
+            Some(own) => predictor::follow(&**backend, config, weights, batch, kv, (activations, own)),
+            None => Ok(()),
         }
     }
 
     /// Computes the residual stream after the last layer.
     fn compute_layers(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
         self.embed(batch)?;
-        let block_len = kv.block_len();
         let Decoder { config, backend, weights, activations: a, .. } = self;
         let backend = &**backend;
         let mut entry = match weights.layers.first() {
-            Some(first) => a.enter(backend, config, first.attention_norm.as_ref())?,
+            Some(first) => a.enter(backend, config, first.first_norm())?,
             None => Entry::Stream,
         };
         for (i, layer) in weights.layers.iter().enumerate() {
-            let memory = LayerMemory { index: i, layer: &mut kv.layers[i], block_len };
-            let output_norm = layer.attention_output_norm.as_ref();
-            attention::forward(backend, config, &layer.attention, batch, memory, (entry, output_norm), a)?;
-            entry = a.join(backend, config, output_norm, layer.mlp_norm.as_ref())?;
-
+            let next = weights.layers.get(i + 1).and_then(LayerWeights::first_norm);
+            if let Some(mixer) = &layer.mixer {
+                let output_norm = layer.attention_output_norm.as_ref();
+                mixer::forward(backend, config, (i, mixer), batch, kv, (entry, output_norm), a)?;
+                let after = if layer.mlp.is_some() { layer.mlp_norm.as_ref() } else { next };
+                entry = a.join(backend, config, output_norm, after)?;
+            }
+            let Some(mlp) = &layer.mlp else { continue };
             let output_norm = layer.mlp_output_norm.as_ref();
-            mlp::forward(backend, config, &layer.mlp, (entry, output_norm), a)?;
-            let next = weights.layers.get(i + 1).and_then(|layer| layer.attention_norm.as_ref());
-            entry = a.join(backend, config, output_norm, next)?;
+            mlp::forward(backend, config, (i, mlp), (entry, output_norm), a)?;
+            if layer.input.is_some() || layer.scale.is_some() {
+                a.join(backend, config, output_norm, None)?;
+                layer_input::finish_layer(backend, config, (i, layer), a)?;
+                entry = a.enter(backend, config, next)?;
+            } else {
+                entry = a.join(backend, config, output_norm, next)?;
+            }
+        }
+        match &mut a.taps {
+            Some(taps) => taps.after_layer(backend, weights.layers.len() - 1, &a.residual.hidden),
+            None => Ok(()),
+        }
+    }
+
+    /// Computes the logits of each row of `streams`, a few rows at a time, and hands them to `on_layer`.
+    fn project_layers(
+        &self,
+        streams: &Tensor,
+        a: &mut Activations,
+        on_layer: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), DeviceError> {
+        let backend = &*self.backend;
+        let rows: Vec<u32> = (0..streams.rows() as u32).collect();
+        let mut row = vec![0.0; self.config.vocab_size];
+        for rows in rows.chunks(LAYERS_AT_ONCE) {
+            for tensor in [&mut a.last, &mut a.last_normed, &mut a.logits] {
+                backend.resize_rows(tensor, rows.len())?;
+            }
+            backend.copy_rows(streams, rows, &mut a.last, 0)?;
+            let Activations { last, last_normed, logits, .. } = &mut *a;
+            project_rows(backend, &self.config, &self.weights, last, [last_normed, logits])?;
+            for i in 0..rows.len() {
+                backend.read_row(&a.logits, i, &mut row)?;
+                on_layer(&row);
+            }
         }
         Ok(())
     }
@@ -195,6 +276,7 @@ impl Decoder {
 
     /// Starts the operations of a step.
     fn launch_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
+        assert!(!self.config.has_state() || !kv.states.is_empty(), "`KvMemory::with_states` allocates the states");
         // `self.queries` are those of the step before.
         batch.check(&self.config, self.queries.len())?;
         let backend = self.backend.clone();
@@ -206,6 +288,22 @@ impl Decoder {
         self.memo = memo;
         self.queries = queries;
         Ok(result?)
+    }
+}
+
+/// Computes the logits of rows of the residual stream.
+fn project_rows(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    weights: &Weights,
+    rows: &Tensor,
+    [rows_normed, logits]: [&mut Tensor; 2],
+) -> Result<(), DeviceError> {
+    let input = normed(backend, config, &weights.final_norm, rows, rows_normed)?;
+    backend.linears(input, &mut [(&weights.output, &mut *logits)])?;
+    match config.logits_soft_cap {
+        Some(cap) => backend.soft_cap(cap, logits),
+        None => Ok(()),
     }
 }
 
@@ -246,15 +344,32 @@ impl Model for Decoder {
     fn is_asynchronous(&self, num_rows: usize) -> bool {
         let experts_are_asynchronous =
             |experts: Experts| self.backend.experts_are_asynchronous(num_rows, experts.num_experts, experts.routing);
-        self.backend.is_asynchronous() && self.config.experts.is_none_or(experts_are_asynchronous)
+        // A step that is launched ahead may compute a position twice, but a state advances only once.
+        !self.config.has_state()
+            && self.backend.is_asynchronous()
+            && self.config.experts.is_none_or(experts_are_asynchronous)
     }
 
     fn supports_digests(&self) -> bool {
-        self.backend.digest_len(self.config.vocab_size).is_some()
+        // A row whose digest is not enough is computed again, but a state advances only once.
+        !self.config.has_state() && self.backend.digest_len(self.config.vocab_size).is_some()
     }
 
     fn token_slots(&self) -> TokenSlots {
         self.backend.token_slots()
+    }
+
+    fn predict(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        batch.check(&self.config, 0)?;
+        let Decoder { config, backend, weights, activations, predictor, ropes, .. } = self;
+        let backend = &**backend;
+        let own = predictor.as_mut().expect("the model was loaded with a predictor");
+        activations.resize(backend, batch, true)?;
+        for (rope, angles) in ropes.iter().zip(&mut activations.angles) {
+            backend.rope_angles(&batch.positions, &rope.frequencies, rope.factor, angles)?;
+        }
+        predictor::forward(backend, config, weights, batch, kv, (activations, own))?;
+        Ok(predictor::read(backend, batch, &mut activations.logits, config.vocab_size, logits)?)
     }
 
     fn launch_draft(&mut self, batch: &Batch, kv: &mut KvMemory, slot: usize) -> Result<(), Error> {
@@ -269,6 +384,37 @@ impl Model for Decoder {
 
     fn read_drafts(&mut self, out: &mut Vec<u32>) -> Result<(), Error> {
         Ok(self.backend.read_kept(out)?)
+    }
+
+    fn probe(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        query: &ProbeQuery,
+        on_layer: &mut dyn FnMut(&[f32]),
+    ) -> Result<Option<AttentionRows>, Error> {
+        batch.check(&self.config, 0)?;
+        assert!(batch.sequences.len() == 1 && batch.num_rows() > 0, "a probe is of one sequence");
+        assert!(!self.config.has_state(), "a probe computes rows again, but a state advances only once");
+        let backend = self.backend.clone();
+        // Its own activations: those of the decoder hold the logits of a step that may be on the device.
+        let mut own = Activations::new(&self.config, &*backend, &self.ropes)?;
+        own.resize(&*backend, batch, false)?;
+        own.taps = Some(Taps::new(&self.config, &*backend, batch, query)?);
+        let steps = std::mem::replace(&mut self.activations, own);
+        let outcome = self.compute_layers(batch, kv);
+        let mut own = std::mem::replace(&mut self.activations, steps);
+        outcome?;
+        if query.layers {
+            let taps = own.taps.take().expect("the taps of this probe");
+            self.project_layers(&taps.streams, &mut own, on_layer)?;
+            own.taps = Some(taps);
+        }
+        let Some(query) = query.attention else { return Ok(None) };
+        let Some(MixerWeights::Attention(weights)) = &self.weights.layers[query.layer].mixer else {
+            unreachable!("attention of models with states and of latents is not probed")
+        };
+        Ok(Some(attention_rows(&*backend, &self.config, (query, weights), (batch, kv), &mut own)?))
     }
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {

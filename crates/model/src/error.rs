@@ -57,6 +57,18 @@ pub enum Error {
          model's is {head_size}"
     )]
     KvHeadSize { dtype: DType, multiple: usize, head_size: usize },
+    #[error(
+        "this model has no layer that predicts further tokens: its files have no tensor \"{tensor}\"; --speculate mtp \
+         needs one"
+    )]
+    NoPredictor { tensor: String },
+    #[error(
+        "the layer of {architecture} models that predicts further tokens is not supported; run the model without \
+         --speculate mtp"
+    )]
+    PredictorNotSupported { architecture: String },
+    #[error("this model cannot be probed")]
+    NoProbe,
     #[error(transparent)]
     Checkpoint(#[from] pellucid_checkpoint::Error),
     #[error(transparent)]

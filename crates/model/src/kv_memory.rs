@@ -1,9 +1,10 @@
-//! The memory of keys and values, in blocks of positions.
+//! The memory of keys and values, in blocks of positions, and of recurrent states, in slots.
 //!
 //! Which sequence owns a block is not known here: each [`crate::Batch`] contains the block tables of its sequences.
 
 use pellucid_tensor::{Backend, DType, HeadShape, KvLayer, Tensor};
 
+use crate::config::{KeyHeads, LayerConfig};
 use crate::{DecoderConfig, Error};
 
 /// Positions in a block, except in tests that use smaller ones. Long enough for efficient reads, and short enough that
@@ -13,7 +14,13 @@ pub const BLOCK_LEN: usize = 32;
 /// Keys and values of every layer, `num_blocks` blocks of `block_len` positions.
 #[derive(Debug)]
 pub struct KvMemory {
+    /// Layers without keys and values of their own have no blocks, and latent attention has no blocks of values.
     pub layers: Vec<KvLayer>,
+    /// For models with a predictor, the row after the last norm of each position, and a row of zeros for the position
+    /// before the first.
+    pub(crate) hidden: Option<Tensor>,
+    /// For each layer with a recurrence, a row for each slot.
+    pub(crate) states: Vec<Option<Tensor>>,
     num_blocks: usize,
     block_len: usize,
 }
@@ -31,25 +38,48 @@ impl KvMemory {
         block_len: usize,
     ) -> Result<Self, Error> {
         check_format(config, dtype)?;
-        let block = config.num_kv_heads * block_len * config.head_size;
-        let layers = (0..config.num_layers())
-            .map(|_| {
+        let layers = (0..config.num_layers_with_predictor())
+            .map(|layer| {
+                let block = block_len * config.key_size(layer);
+                let num_blocks = if config.layer(layer).has_kv() { num_blocks } else { 0 };
+                let num_value_blocks = if config.latent_attention.is_some() { 0 } else { num_blocks };
                 Ok(KvLayer {
                     keys: backend.zeros(dtype, num_blocks, block)?,
-                    values: backend.zeros(dtype, num_blocks, block)?,
+                    values: backend.zeros(dtype, num_value_blocks, block)?,
                 })
             })
             .collect::<Result<_, Error>>()?;
-        Ok(KvMemory { layers, num_blocks, block_len })
+        let rows = || backend.zeros(backend.activation_dtype(), num_blocks * block_len + 1, config.hidden_size);
+        let hidden = config.predictor.map(|_| rows()).transpose()?;
+        Ok(KvMemory { layers, hidden, states: Vec::new(), num_blocks, block_len })
     }
 
-    /// Returns the bytes of one block in all layers, keys and values together. Saturates at `usize::MAX`, which fits no
-    /// budget.
+    /// Adds `num_slots` slots for recurrent states, which are stored in F32. Nothing is allocated for a model without
+    /// them.
+    pub fn with_states(
+        mut self,
+        config: &DecoderConfig,
+        backend: &dyn Backend,
+        num_slots: usize,
+    ) -> Result<Self, Error> {
+        let state = |&layer: &LayerConfig| match config.state_len(layer) {
+            0 => Ok(None),
+            len => backend.zeros(DType::F32, num_slots, len).map(Some),
+        };
+        self.states = config.layers.iter().map(state).collect::<Result<_, _>>()?;
+        Ok(self)
+    }
+
+    /// Returns the bytes of one block in all layers, keys and values together, and of the rows that a predictor reads.
+    /// Saturates at `usize::MAX`, which fits no budget.
     pub fn bytes_per_block(config: &DecoderConfig, dtype: DType, block_len: usize) -> Result<usize, Error> {
         check_format(config, dtype)?;
-        let head = dtype.bytes_for(config.head_size).unwrap_or(usize::MAX);
-        let factors = [2, config.num_layers(), config.num_kv_heads, block_len];
-        Ok(factors.into_iter().fold(head, usize::saturating_mul))
+        let of_layer = |layer: usize| {
+            dtype.bytes_for(config.stored_kv_size(layer)).unwrap_or(usize::MAX).saturating_mul(block_len)
+        };
+        // Predictors run on devices with activations in F32.
+        let hidden = config.predictor.map_or(0, |_| config.hidden_size * block_len * size_of::<f32>());
+        Ok((0..config.num_layers_with_predictor()).map(of_layer).fold(hidden, usize::saturating_add))
     }
 
     pub fn num_blocks(&self) -> usize {
@@ -63,25 +93,34 @@ impl KvMemory {
     /// Returns the bytes of one position's keys and values in all layers.
     pub fn bytes_per_position(&self) -> usize {
         let bytes = |tensor: &Tensor| tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole blocks");
-        self.layers.iter().map(|layer| bytes(&layer.keys) + bytes(&layer.values)).sum::<usize>() / self.block_len
+        let tensors = self.layers.iter().flat_map(|layer| [&layer.keys, &layer.values]);
+        tensors.filter(|tensor| tensor.rows() > 0).map(bytes).sum::<usize>() / self.block_len
     }
 
-    /// Copies a block's keys and values in every layer, for copy-on-write.
-    pub fn copy_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
-        for layer in &mut self.layers {
-            backend.copy_row(from as usize, to as usize, &mut layer.keys)?;
-            backend.copy_row(from as usize, to as usize, &mut layer.values)?;
+    /// Copies a slot's state in every layer.
+    pub fn copy_state(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
+        for states in self.states.iter_mut().flatten() {
+            backend.copy_row(from as usize, to as usize, states)?;
         }
         Ok(())
     }
 
-    pub(crate) fn shape(config: &DecoderConfig, block_len: usize) -> HeadShape {
-        HeadShape {
-            num_heads: config.num_heads,
-            num_kv_heads: config.num_kv_heads,
-            head_size: config.head_size,
-            block_len,
+    /// Copies a block's keys and values in every layer, and the rows that a predictor reads, for copy-on-write.
+    pub fn copy_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
+        let tensors = self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]);
+        for tensor in tensors.filter(|tensor| tensor.rows() > 0) {
+            backend.copy_row(from as usize, to as usize, tensor)?;
         }
+        if let Some(hidden) = &mut self.hidden {
+            let (from, to) = (from as usize * self.block_len, to as usize * self.block_len);
+            (0..self.block_len).try_for_each(|row| backend.copy_row(from + row, to + row, hidden))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn shape(config: &DecoderConfig, layer: usize, block_len: usize) -> HeadShape {
+        let KeyHeads { num_kv_heads, head_size } = config.key_heads(layer);
+        HeadShape { num_heads: config.num_heads, num_kv_heads, head_size, block_len }
     }
 }
 
@@ -91,8 +130,9 @@ fn check_format(config: &DecoderConfig, dtype: DType) -> Result<(), Error> {
     if !KvMemory::FORMATS.contains(&dtype) {
         return Err(Error::NoKvFormat { dtype });
     }
-    if dtype.bytes_for(config.head_size).is_none() {
-        return Err(Error::KvHeadSize { dtype, multiple: dtype.block_len(), head_size: config.head_size });
+    let mut head_sizes = (0..config.num_layers_with_predictor()).map(|layer| config.key_heads(layer).head_size);
+    match head_sizes.find(|&head_size| dtype.bytes_for(head_size).is_none()) {
+        Some(head_size) => Err(Error::KvHeadSize { dtype, multiple: dtype.block_len(), head_size }),
+        None => Ok(()),
     }
-    Ok(())
 }

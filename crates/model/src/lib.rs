@@ -9,7 +9,6 @@
 
 mod activations;
 mod architectures;
-mod attention;
 mod batch;
 mod config;
 mod decoder;
@@ -18,10 +17,14 @@ mod encoder;
 mod error;
 mod gguf_model;
 mod kv_memory;
+mod layer_input;
 mod loader;
 mod logits;
+mod mixer;
 mod mlp;
 mod model;
+mod predictor;
+mod probe;
 mod quant_scheme;
 mod rope;
 mod sinusoidal;
@@ -29,9 +32,12 @@ mod synthetic;
 mod weights;
 
 pub use architectures::supported;
-pub use batch::{Batch, Chunk, ChunkIds};
-pub use config::{DecoderConfig, Experts, LayerConfig, MlpKind, NormKind, Positions, QkNorm};
-pub use decoder::{Decoder, LoadOptions, read_config, step_bytes};
+pub use batch::{Batch, Chunk, ChunkIds, ChunkState};
+pub use config::{
+    DecoderConfig, Experts, KeyHeads, LatentAttention, LayerConfig, Mixer, MlpKind, NormKind, Positions, QkNorm,
+    ShortConvolutionConfig,
+};
+pub use decoder::{Decoder, LoadOptions, read_config, read_config_with, step_bytes};
 pub use embedding::{DecoderEmbedder, Embedder, EmbedderInfo, EmbeddingText, Pooling, stated_pooling};
 pub use encoder::{
     ClassifierConfig, Encoder, EncoderConfig, EncoderLayer, EncoderPositions, HeadActivation, NormPlacement,
@@ -42,6 +48,7 @@ pub use gguf_model::{GgufModel, GgufTensor};
 pub use kv_memory::{BLOCK_LEN, KvMemory};
 pub use logits::Logits;
 pub use model::Model;
+pub use probe::{AttentionQuery, AttentionRows, ProbeQuery};
 pub use quant_scheme::{QuantScheme, TensorRole};
 pub use rope::{RopeConfig, RopeFrequencies, RopeScaling};
 pub use synthetic::SyntheticModel;

@@ -1,25 +1,26 @@
-//! The MLP of one layer: gated, ungated, or a mixture of experts.
+//! The MLP of one layer: gated, ungated, a mixture of experts, or a gated one beside experts.
 
-use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlpCall, Input, Output};
+use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlp, GatedMlpCall, Input, Output, PlainMlp, Residual, Tensor};
 
 use crate::DecoderConfig;
 use crate::activations::{Activations, Entry, output};
-use crate::weights::{MlpWeights, Norm};
+use crate::weights::{DenseAndExperts, DenseMlp, ExpertWeights, Mixture, MlpWeights, Norm};
 
-/// Writes its result to the residual stream, or to `update` if an output norm follows.
+/// Runs the MLP of layer `index`. Writes its result to the residual stream, or to `update` if an output norm follows.
 pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,
-    weights: &MlpWeights,
+    (index, weights): (usize, &MlpWeights),
     (entry, output_norm): (Entry<'_>, Option<&Norm>),
     a: &mut Activations,
 ) -> Result<(), Error> {
+    let rows = a.mlp.of_mut(index);
     match weights {
         MlpWeights::Gated(mlp) if matches!(entry, Entry::Stream) => {
             let input = Input::Rows(&a.residual.hidden);
-            let maps = [(&mlp.gate, &mut a.gate), (&mlp.up, &mut a.up)];
+            let maps = [(&mlp.gate, &mut rows.gate), (&mlp.up, &mut rows.up)];
             backend.gated(input, maps, config.activation)?;
-            backend.linear_to(&a.gate, &mlp.down, output(&mut a.residual, output_norm))
+            backend.linear_to(&rows.gate, &mlp.down, output(&mut a.residual, output_norm))
         }
         MlpWeights::Gated(mlp) => {
             let call = GatedMlpCall {
@@ -27,37 +28,132 @@ pub(crate) fn forward(
                 activation: config.activation,
                 norm: entry.norm(config),
                 normed: &mut a.normed,
-                gate: &mut a.gate,
-                up: &mut a.up,
+                gate: &mut rows.gate,
+                up: &mut rows.up,
                 adds_to_stream: output_norm.is_none(),
             };
             backend.gated_mlp(call, &mut a.residual)
         }
-        MlpWeights::Plain { up, down } => {
+        MlpWeights::Plain(PlainMlp { up, down }) => {
             let input = entry.input(config, &mut a.residual, &mut a.normed);
-            backend.linears(input, &mut [(up, &mut a.up)])?;
-            backend.activate(config.activation, &mut a.up)?;
-            backend.linear_to(&a.up, down, output(&mut a.residual, output_norm))
+            backend.linears(input, &mut [(up, &mut rows.up)])?;
+            backend.activate(config.activation, &mut rows.up)?;
+            backend.linear_to(&rows.up, down, output(&mut a.residual, output_norm))
         }
-        MlpWeights::Experts { router, score_bias, experts, shared } => {
-            let input = entry.input(config, &mut a.residual, &mut a.normed);
-            backend.linears(input, &mut [(router, &mut a.router)])?;
-            let routing = config.experts.expect("checked with the configuration").routing;
-            let mlp = ExpertMlp {
-                x: &a.normed,
-                router_logits: &a.router,
-                routing,
-                score_bias: score_bias.as_ref(),
-                experts,
-                activation: config.activation,
-            };
-            let Some(shared) = shared else { return backend.expert_mlp(mlp, output(&mut a.residual, output_norm)) };
-            backend.expert_mlp(mlp, Output::Rows(&mut a.residual.update))?;
-            let maps = [(&shared.gate, &mut a.shared_gate), (&shared.up, &mut a.shared_up)];
+        MlpWeights::Experts(weights) => mixture(backend, config, weights, (entry, output_norm), a),
+        MlpWeights::DenseAndExperts(both) => dense_and_experts(backend, config, (index, both), entry, a),
+    }
+}
+
+/// Writes the sum of the selected experts, and of the one that every token uses.
+fn mixture(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    weights: &Mixture,
+    (entry, output_norm): (Entry<'_>, Option<&Norm>),
+    a: &mut Activations,
+) -> Result<(), Error> {
+    let input = entry.input(config, &mut a.residual, &mut a.normed);
+    backend.linears(input, &mut [(&weights.router, &mut a.router)])?;
+    let Some(shared) = &weights.shared else {
+        return selected_experts(backend, config, weights, a, |residual| output(residual, output_norm));
+    };
+    selected_experts(backend, config, weights, a, |residual| Output::Rows(&mut residual.update))?;
+    match &shared.mlp {
+        DenseMlp::Gated(GatedMlp { gate, up, down }) => {
+            let maps = [(gate, &mut a.shared_gate), (up, &mut a.shared_up)];
             backend.gated(Input::Rows(&a.normed), maps, config.activation)?;
-            backend.linear(&a.shared_gate, &shared.down, &mut a.shared_output)?;
-            // Marks the update as pending, unless a norm reads it first.
-            backend.add(&a.shared_output, output(&mut a.residual, output_norm).rows())
+            backend.linear(&a.shared_gate, down, &mut a.shared_output)?;
+        }
+        DenseMlp::Plain(PlainMlp { up, down }) => {
+            backend.linear(&a.normed, up, &mut a.shared_up)?;
+            backend.activate(config.activation, &mut a.shared_up)?;
+            backend.linear(&a.shared_up, down, &mut a.shared_output)?;
         }
     }
+    if let Some(gate) = &shared.gate {
+        backend.linear(&a.normed, gate, &mut a.shared_output_gate)?;
+        backend.sigmoid_gate(&a.shared_output_gate, &mut a.shared_output)?;
+    }
+    // Marks the update as pending, unless a norm reads it first.
+    backend.add(&a.shared_output, output(&mut a.residual, output_norm).rows())
+}
+
+/// Writes the weighted sum of the experts that the router's logits select to a part of the residual stream.
+fn selected_experts(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    weights: &Mixture,
+    a: &mut Activations,
+    out: impl FnOnce(&mut Residual) -> Output<'_>,
+) -> Result<(), Error> {
+    let Some([before, after]) = &weights.projections else {
+        return sum_experts(backend, config, weights, [&a.normed, &a.router], out(&mut a.residual));
+    };
+    backend.linear(&a.normed, before, &mut a.expert_input)?;
+    let sum = Output::Rows(&mut a.expert_output);
+    sum_experts(backend, config, weights, [&a.expert_input, &a.router], sum)?;
+    backend.linear_to(&a.expert_output, after, out(&mut a.residual))
+}
+
+fn sum_experts(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    weights: &Mixture,
+    [x, router_logits]: [&Tensor; 2],
+    out: Output<'_>,
+) -> Result<(), Error> {
+    let routing = config.experts.expect("checked with the configuration").routing;
+    let (score_bias, expert_scales, activation) = (weights.score_bias.as_ref(), None, config.activation);
+    match &weights.experts {
+        ExpertWeights::Gated(experts) => {
+            let call = ExpertMlp { x, router_logits, routing, score_bias, expert_scales, experts, activation };
+            backend.expert_mlp(call, out)
+        }
+        ExpertWeights::Plain(experts) => {
+            let call = ExpertMlp { x, router_logits, routing, score_bias, expert_scales, experts, activation };
+            backend.plain_expert_mlp(call, out)
+        }
+    }
+}
+
+/// Writes the sum of a dense MLP and of experts, each normalised, to `update`.
+fn dense_and_experts(
+    backend: &dyn Backend,
+    config: &DecoderConfig,
+    (index, weights): (usize, &DenseAndExperts),
+    entry: Entry<'_>,
+    a: &mut Activations,
+) -> Result<(), Error> {
+    let rows = a.mlp.of_mut(index);
+    let call = GatedMlpCall {
+        mlp: &weights.dense,
+        activation: config.activation,
+        norm: entry.norm(config),
+        normed: &mut a.normed,
+        gate: &mut rows.gate,
+        up: &mut rows.up,
+        adds_to_stream: false,
+    };
+    backend.gated_mlp(call, &mut a.residual)?;
+    let eps = config.norm_eps;
+    backend.rms_norm(&a.residual.update, &weights.dense_output_norm.weight, eps, &mut a.shared_output)?;
+
+    let (x, weight) = (&a.residual.hidden, &weights.router_norm.weight);
+    let input = Input::Normed { x, weight, eps, normed: &mut a.normed };
+    backend.linears(input, &mut [(&weights.router, &mut a.router)])?;
+    backend.rms_norm(&a.residual.hidden, &weights.expert_norm.weight, eps, &mut a.normed)?;
+    let mlp = ExpertMlp {
+        x: &a.normed,
+        router_logits: &a.router,
+        routing: config.experts.expect("checked with the configuration").routing,
+        score_bias: None,
+        expert_scales: Some(&weights.expert_scales),
+        experts: &weights.experts,
+        activation: config.activation,
+    };
+    backend.expert_mlp(mlp, Output::Rows(&mut a.expert_output))?;
+    let update = &mut a.residual.update;
+    backend.rms_norm(&a.expert_output, &weights.expert_output_norm.weight, eps, update)?;
+    backend.add(&a.shared_output, update)
 }

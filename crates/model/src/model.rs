@@ -2,7 +2,7 @@
 
 use pellucid_tensor::TokenSlots;
 
-use crate::{Batch, DecoderConfig, Error, KvMemory, Logits};
+use crate::{AttentionRows, Batch, DecoderConfig, Error, KvMemory, Logits, ProbeQuery};
 
 /// Computes logits from token ids. [`Decoder`](crate::Decoder) implements it for every supported family.
 pub trait Model: Send {
@@ -62,6 +62,28 @@ pub trait Model: Send {
     fn read_drafts(&mut self, out: &mut Vec<u32>) -> Result<(), Error> {
         let _ = out;
         unreachable!("`token_slots` says that there are none")
+    }
+
+    /// Computes the rows of one sequence again, whose positions are the last that are stored, and reports what is
+    /// inside: calls `on_layer` with the logits that follow from each layer at the last row, and returns the attention
+    /// weights of all rows. Keys and values get the bits that they had.
+    fn probe(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        query: &ProbeQuery,
+        on_layer: &mut dyn FnMut(&[f32]),
+    ) -> Result<Option<AttentionRows>, Error> {
+        let _ = (batch, kv, query, on_layer);
+        Err(Error::NoProbe)
+    }
+
+    /// Computes rows with the layer that predicts the token after the next ([`DecoderConfig::predictor`]), and fills
+    /// `logits` with the wanted ones: a row of token t at position p gives the logits of position p + 1. It reads the
+    /// row that the step of position p - 1 stored, whether of the whole model or of this layer, and stores its own.
+    fn predict(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        let _ = (batch, kv, logits);
+        unreachable!("the configuration has no predictor")
     }
 
     /// Reads a wanted row of logits of the batch that was launched last, for which only the digest was returned.

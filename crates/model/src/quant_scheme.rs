@@ -46,13 +46,18 @@ impl QuantScheme {
         QuantScheme { name: "q5_k_m", base: DType::Q5_K, is_medium: true },
     ];
 
+    /// The formats of gpt-oss's files: experts in MXFP4, other matrices in Q8_0. MXFP4 has no encoder, so that only
+    /// synthetic models can have them.
+    pub const MXFP4: QuantScheme = QuantScheme::plain("mxfp4", DType::MXFP4);
+
     const fn plain(name: &'static str, base: DType) -> QuantScheme {
         QuantScheme { name, base, is_medium: false }
     }
 
     /// Finds a scheme by its name, ignoring case.
     pub fn named(name: &str) -> Option<QuantScheme> {
-        QuantScheme::ALL.into_iter().find(|scheme| scheme.name.eq_ignore_ascii_case(name))
+        let mut all = QuantScheme::ALL.into_iter().chain([QuantScheme::MXFP4]);
+        all.find(|scheme| scheme.name.eq_ignore_ascii_case(name))
     }
 
     pub fn name(self) -> &'static str {
@@ -64,15 +69,20 @@ impl QuantScheme {
         self.base
     }
 
-    /// Returns the format of a tensor. Vectors (norms, biases), routers and learned positions are F32: they are small,
-    /// and errors in them affect everything else.
+    /// Returns the format of a tensor. Vectors (norms, biases), routers, convolutions and learned positions are
+    /// F32: they are small, and errors in them affect everything else.
     pub fn dtype(self, role: TensorRole<'_>) -> DType {
-        if role.shape.len() < 2 || role.name.contains("ffn_gate_inp") || role.name == "position_embd.weight" {
+        let small = ["ffn_gate_inp", "shortconv.conv", "ssm_conv1d", "ssm_norm"];
+        let is_small = small.iter().any(|name| role.name.contains(name));
+        let is_vector = role.shape.len() < 2 || role.shape.last() == Some(&1) || role.name.ends_with(".bias");
+        if is_vector || is_small || role.name == "position_embd.weight" {
             return DType::F32;
         }
         let is_output = role.name == "output.weight" || (role.is_tied && role.name == "token_embd.weight");
         let wanted = match self.base {
             plain @ (DType::F32 | DType::F16 | DType::BF16 | DType::Q8_0) => plain,
+            DType::MXFP4 if !role.name.contains("_exps.") => DType::Q8_0,
+            DType::MXFP4 => DType::MXFP4,
             _ if is_output => DType::Q6_K,
             base if self.is_medium && is_sensitive(role) => more_bits(base, role),
             base => base,
@@ -132,6 +142,14 @@ mod tests {
             assert_eq!(dtype(scheme, "token_embd.weight", &[1000, 256], true), expected, "{scheme}");
         }
         assert_eq!(dtype("q4_0", "token_embd.weight", &[1000, 256], false), DType::Q4_0);
+    }
+
+    #[test]
+    fn only_experts_are_mxfp4() {
+        assert_eq!(dtype("mxfp4", "blk.0.ffn_up_exps.weight", &[8, 256, 256], false), DType::MXFP4);
+        assert_eq!(dtype("mxfp4", "blk.0.ffn_up_exps.bias", &[8, 256], false), DType::F32);
+        assert_eq!(dtype("mxfp4", "blk.0.attn_q.weight", &[256, 256], false), DType::Q8_0);
+        assert_eq!(dtype("mxfp4", "output.weight", &[512, 256], false), DType::Q8_0);
     }
 
     #[test]

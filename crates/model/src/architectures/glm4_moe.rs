@@ -1,7 +1,7 @@
 //! GLM-4.5, 4.6 and 4.7: rotation of half of each head, experts after the first dense layers, of which one is used by
 //! every token, and a router with sigmoid scores whose bias selects and does not weigh.
 //!
-//! The layer after the last predicts further tokens, and is not loaded.
+//! The layer after the last predicts further tokens. It has experts.
 
 use pellucid_tensor::{Routing, Scoring};
 
@@ -36,6 +36,7 @@ fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
         num_experts: keys.usize("expert_count")?,
         mlp_size,
         shared_mlp_size: Some(mlp_size * num_shared).filter(|&size| size > 0),
+        shared_gate: false,
         biases: false,
         score_bias: true,
         routing: Routing {
@@ -61,6 +62,7 @@ fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<()
         num_experts: fields.usize("n_routed_experts")?,
         mlp_size,
         shared_mlp_size: Some(mlp_size * num_shared).filter(|&size| size > 0),
+        shared_gate: false,
         biases: false,
         score_bias: true,
         routing: Routing {

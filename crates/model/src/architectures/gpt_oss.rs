@@ -44,7 +44,15 @@ fn set_windows(config: &mut DecoderConfig, window: usize, sliding: impl Fn(usize
 fn experts(num_experts: usize, mlp_size: usize, num_selected: usize) -> Experts {
     // The softmax over the selected experts alone is the softmax over all of them, normalised.
     let routing = Routing::softmax(num_selected, true);
-    Experts { num_experts, mlp_size, shared_mlp_size: None, biases: true, score_bias: false, routing }
+    Experts {
+        num_experts,
+        mlp_size,
+        shared_mlp_size: None,
+        shared_gate: false,
+        biases: true,
+        score_bias: false,
+        routing,
+    }
 }
 
 fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {

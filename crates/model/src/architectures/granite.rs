@@ -36,7 +36,7 @@ fn read_gguf(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     Ok(())
 }
 
-fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+pub(super) fn read_hugging_face(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     blueprint.config = hugging_face::llama(fields)?;
     read_factors(fields, &mut blueprint.config)
 }
@@ -49,7 +49,7 @@ fn read_factors(fields: Fields<'_>, config: &mut DecoderConfig) -> Result<(), Er
     Ok(())
 }
 
-fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+pub(super) fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     read_gguf(keys, blueprint)?;
     mixtral::read_gguf_experts(keys, &mut blueprint.config)?;
     if let Some(experts) = &mut blueprint.config.experts {
@@ -58,13 +58,14 @@ fn read_gguf_mixture(keys: Keys<'_>, blueprint: &mut Blueprint) -> Result<(), Er
     Ok(())
 }
 
-fn read_mixture(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
+pub(super) fn read_mixture(fields: Fields<'_>, blueprint: &mut Blueprint) -> Result<(), Error> {
     read_hugging_face(fields, blueprint)?;
     let config = &mut blueprint.config;
     config.experts = Some(Experts {
         num_experts: fields.usize("num_local_experts")?,
         mlp_size: config.mlp_size,
         shared_mlp_size: fields.opt_usize("shared_intermediate_size")?.filter(|&size| size > 0),
+        shared_gate: false,
         biases: false,
         score_bias: false,
         // The softmax over the selected experts alone is the softmax over all of them, normalised.

@@ -21,8 +21,15 @@ const DEFAULT_ROPE_BASE: f32 = 5_000_000.0;
 fn set_common(config: &mut DecoderConfig, num_experts: usize, mlp_size: usize, num_selected: usize) {
     config.qk_norm = Some(QkNorm::Row);
     let routing = Routing { scoring: Scoring::Sigmoid, ..Routing::softmax(num_selected, true) };
-    config.experts =
-        Some(Experts { num_experts, mlp_size, shared_mlp_size: None, biases: false, score_bias: true, routing });
+    config.experts = Some(Experts {
+        num_experts,
+        mlp_size,
+        shared_mlp_size: None,
+        shared_gate: false,
+        biases: false,
+        score_bias: true,
+        routing,
+    });
     config.layers.iter_mut().for_each(|layer| layer.experts = true);
 }
 

@@ -1,31 +1,40 @@
 //! The supported model families. Each file reads a configuration, names the tensors, and describes how the family
 //! differs from Llama. `docs/guides/add-a-model-family.md` explains how to add one.
 
+mod deepseek;
 mod gemma;
+mod gemma4;
 mod glm4_moe;
 mod gpt2;
 mod gpt_oss;
 mod granite;
+mod granite_hybrid;
+mod lfm2;
 mod llama;
 mod minimax_m2;
 mod mistral3;
 mod mixtral;
+mod nemotron_h;
 mod olmo;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod qwen3_next;
 mod qwen3_vl;
 mod smollm3;
 mod xglm;
 
 use pellucid_checkpoint::{Checkpoint, Source};
+use pellucid_tensor::ValueHeadOrder;
 
-use crate::config::DecoderConfig;
 use crate::config::gguf::Keys;
 use crate::config::hugging_face::Fields;
+use crate::config::{DecoderConfig, LayerConfig, Mixer};
+use crate::loader::delta_net::DeltaNetStorage;
 use crate::loader::experts::ExpertLayout;
+use crate::loader::tensor_finder::{ModulePath, TensorFinder};
 use crate::loader::tensor_names::{self, TensorNames};
-use crate::{Error, config};
+use crate::{Error, config, predictor};
 
 /// A model family: its names in files, and how its configuration is read.
 struct Family {
@@ -62,12 +71,24 @@ const FAMILIES: &[Family] = &[
     olmo::OLMO3,
     granite::GRANITE,
     granite::GRANITE_MOE,
+    granite_hybrid::GRANITE_HYBRID,
+    nemotron_h::NEMOTRON_H,
+    nemotron_h::NEMOTRON_H_MOE,
     qwen3_vl::QWEN3_VL,
     qwen3_vl::QWEN3_VL_MOE,
     mistral3::MISTRAL3,
     gpt_oss::GPT_OSS,
     glm4_moe::GLM4_MOE,
+    deepseek::DEEPSEEK2,
+    deepseek::DEEPSEEK3,
+    deepseek::GLM4_MOE_LITE,
     minimax_m2::MINIMAX_M2,
+    lfm2::LFM2,
+    gemma4::GEMMA4,
+    lfm2::LFM2_MOE,
+    qwen3_next::QWEN3_NEXT,
+    qwen3_next::QWEN35,
+    qwen3_next::QWEN35_MOE,
 ];
 
 /// Returns the names of the supported families.
@@ -85,12 +106,40 @@ pub(crate) struct Blueprint {
     /// The file stores matrices as `[in][out]`.
     pub(crate) transposed: bool,
     pub(crate) expert_layout: ExpertLayout,
-    /// Number of layers after the last of the decoder, which predict further tokens and are not loaded.
+    pub(crate) delta_net: DeltaNetStorage,
+    /// Number of layers after the last of the decoder, which predict further tokens. At most the first is loaded.
     pub(crate) num_extra_layers: usize,
+    /// Readers of the file find the rows of queries and keys reordered for the rotation of adjacent values, although no
+    /// layer rotates them.
+    pub(crate) interleaves_unrotated: bool,
     /// Whether a GGUF file has norms of queries and keys, for families in which only some models have them.
     pub(crate) has_qk_norms: bool,
+    /// Whether a GGUF file has biases of routers, for families in which only some models have them.
+    pub(crate) has_score_biases: bool,
     /// The output projection is the embedding table, even if the file holds a copy of it.
     pub(crate) tied: bool,
+}
+
+impl Blueprint {
+    /// Adds the layer that predicts further tokens. It is like the last layer of the decoder, and has attention.
+    pub(crate) fn use_predictor(&mut self, checkpoint: &Checkpoint) -> Result<(), Error> {
+        let Blueprint { config, names, .. } = self;
+        let like = config.layers.iter().rfind(|layer| layer.mixer == Mixer::Attention).copied();
+        let mut with = config.clone();
+        let is_possible = |layer: &LayerConfig| layer.has_mlp && layer.kv_from.is_none();
+        with.predictor = like.filter(|layer| is_possible(layer) && predictor::is_possible(config));
+        let path = ModulePath::new(names.predictor_join, config.num_layers());
+        let tensor = TensorFinder::new(checkpoint, self).name(path, "weight");
+        if checkpoint.find_tensor(&tensor).is_none() {
+            return Err(Error::NoPredictor { tensor });
+        }
+        if with.predictor.is_none() {
+            return Err(Error::PredictorNotSupported { architecture: with.architecture });
+        }
+        with.check()?;
+        self.config = with;
+        Ok(())
+    }
 }
 
 /// Reads a checkpoint's configuration. `context_len` reduces the context that the model was trained for.
@@ -113,13 +162,19 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
                 norms_minus_one: false,
                 transposed: false,
                 expert_layout: ExpertLayout::Separate,
+                delta_net: DeltaNetStorage { order: ValueHeadOrder::Grouped, log_decay: false },
                 num_extra_layers: 0,
+                interleaves_unrotated: false,
                 has_qk_norms: checkpoint.find_tensor("blk.0.attn_q_norm.weight").is_some(),
+                has_score_biases: checkpoint.tensors().iter().any(|tensor| tensor.name.ends_with("exp_probs_b.bias")),
                 // The format has no key for this; tied files leave the projection out.
                 tied: checkpoint.find_tensor("output.weight").is_none(),
             };
             blueprint.config.architecture = family.name.into();
             (form.read)(keys, &mut blueprint)?;
+            if blueprint.config.value_norm {
+                find_keys_as_values(checkpoint, &mut blueprint.config);
+            }
             config::gguf::refuse_unread(keys, &blueprint.config, blueprint.num_extra_layers)?;
             blueprint
         }
@@ -132,8 +187,11 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
                 norms_minus_one: false,
                 transposed: false,
                 expert_layout: ExpertLayout::Separate,
+                delta_net: DeltaNetStorage { order: ValueHeadOrder::Grouped, log_decay: true },
                 num_extra_layers: 0,
+                interleaves_unrotated: false,
                 has_qk_norms: checkpoint.find_tensor("blk.0.attn_q_norm.weight").is_some(),
+                has_score_biases: false,
                 tied: fields.opt_bool("tie_word_embeddings")?.unwrap_or(false),
             };
             (family.read_hugging_face)(fields, &mut blueprint)?;
@@ -153,9 +211,20 @@ pub(crate) fn blueprint(checkpoint: &Checkpoint, context_len: Option<usize>) -> 
     Ok(blueprint)
 }
 
+/// Marks the layers whose values are their keys: a GGUF file has no key for them, and no matrix of their values.
+fn find_keys_as_values(checkpoint: &Checkpoint, config: &mut DecoderConfig) {
+    for (i, layer) in config.layers.iter_mut().enumerate() {
+        let value = ModulePath::new(tensor_names::GGUF.value, i).name("weight");
+        layer.keys_as_values = layer.kv_from.is_none() && checkpoint.find_tensor(&value).is_none();
+    }
+}
+
 /// Returns the `general.architecture` for a GGUF file that is made from a Hugging Face folder.
 pub(crate) fn gguf_name(folder: &Checkpoint) -> Result<&'static str, Error> {
     let family = hugging_face_family(folder.architecture()?)?;
+    if family.name == nemotron_h::NEMOTRON_H.name && blueprint(folder, None)?.config.experts.is_some() {
+        return Ok(nemotron_h::MOE_GGUF);
+    }
     family.gguf.map(|form| form.name).ok_or(Error::NoGgufForm { family: family.name })
 }
 

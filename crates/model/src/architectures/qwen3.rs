@@ -56,6 +56,7 @@ pub(super) fn read_experts(fields: Fields<'_>, config: &mut DecoderConfig, norma
         num_experts,
         mlp_size: fields.usize("moe_intermediate_size")?,
         shared_mlp_size: None,
+        shared_gate: false,
         biases: false,
         score_bias: false,
         routing: Routing::softmax(

@@ -2,13 +2,22 @@
 //! prefix.
 
 use pellucid_checkpoint::{Checkpoint, Metadata, Value};
-use pellucid_tensor::{RopeStyle, Scoring, quant};
+use pellucid_tensor::{Mamba2Shape, RopeStyle, Scoring, quant};
 
-use super::{DecoderConfig, NormKind, Positions, plain_layers};
+use super::{DecoderConfig, Mamba2Config, NormKind, Positions, plain_layers};
 use crate::Error;
 use crate::rope::{
     RopeConfig, RopeScaling, long_rope_attention_factor, scaled_yarn_attention_factor, yarn_attention_factor,
 };
+
+/// Architectures with layers that have no attention, and so no key heads.
+const FAMILIES_WITHOUT_ATTENTION: [&str; 5] = ["lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe"];
+
+/// Architectures with layers that have no MLP, whose width is then 0.
+const FAMILIES_WITHOUT_MLP: [&str; 2] = ["nemotron_h", "nemotron_h_moe"];
+
+/// Architectures whose layers may differ in size. They read the lists themselves.
+const FAMILIES_WITH_LAYER_SIZES: [&str; 1] = ["gemma4"];
 
 /// The metadata keys under an architecture's prefix.
 #[derive(Clone, Copy)]
@@ -34,6 +43,10 @@ impl<'a> Keys<'a> {
         Ok(self.metadata.opt_f32(&self.key(name))?)
     }
 
+    pub(crate) fn f32(&self, name: &str) -> Result<f32, Error> {
+        Ok(self.metadata.f32(&self.key(name))?)
+    }
+
     pub(crate) fn opt_bool(&self, name: &str) -> Result<Option<bool>, Error> {
         Ok(self.metadata.opt_bool(&self.key(name))?)
     }
@@ -44,6 +57,26 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn usize(&self, name: &str) -> Result<usize, Error> {
         Ok(self.metadata.u32(&self.key(name))? as usize)
+    }
+
+    /// Refuses a number other than `value`. Absent counts as `value`.
+    pub(crate) fn must_equal(&self, name: &str, value: usize) -> Result<(), Error> {
+        match self.opt_usize(name)?.filter(|&found| found != value) {
+            None => Ok(()),
+            Some(found) => {
+                Err(Error::BadSetting { key: self.key(name), expected: value.to_string(), found: found.to_string() })
+            }
+        }
+    }
+
+    /// Refuses a real number other than `value`. Absent counts as `value`.
+    pub(crate) fn must_equal_real(&self, name: &str, value: f32) -> Result<(), Error> {
+        match self.opt_f32(name)?.filter(|&found| found != value) {
+            None => Ok(()),
+            Some(found) => {
+                Err(Error::BadSetting { key: self.key(name), expected: value.to_string(), found: found.to_string() })
+            }
+        }
     }
 
     /// Returns for each layer whether it has a sliding window: from a list of bools, or from a period whose last layer
@@ -68,6 +101,92 @@ impl<'a> Keys<'a> {
         }
     }
 
+    /// Returns for each layer whether it has attention, by the list of its numbers of key heads.
+    pub(crate) fn attention_layers(&self, num_layers: usize) -> Result<Vec<bool>, Error> {
+        let key = self.key("attention.head_count_kv");
+        match self.metadata.opt_u32s(&key)? {
+            Some(list) if list.len() == num_layers => Ok(list.into_iter().map(|count| count > 0).collect()),
+            found => Err(Error::BadSetting {
+                key,
+                expected: format!("{num_layers} numbers, one for each layer"),
+                found: found.map_or("none".into(), |list| list.len().to_string()),
+            }),
+        }
+    }
+
+    /// Returns for each layer whether it has a recurrence in place of attention, if the file has the list.
+    pub(crate) fn recurrent_layers(&self, num_layers: usize) -> Result<Option<Vec<bool>>, Error> {
+        let key = self.key("attention.recurrent_layers");
+        match self.metadata.opt_bools(&key)? {
+            Some(list) if list.len() != num_layers => Err(Error::BadSetting {
+                key,
+                expected: format!("{num_layers} bools, one for each layer"),
+                found: list.len().to_string(),
+            }),
+            list => Ok(list.map(<[bool]>::to_vec)),
+        }
+    }
+
+    /// Returns a number for each layer, from a list or from one number for all.
+    pub(crate) fn of_layers(&self, name: &str, num_layers: usize) -> Result<Vec<usize>, Error> {
+        let key = self.key(name);
+        if let Ok(Some(number)) = self.metadata.opt_u32(&key) {
+            return Ok(vec![number as usize; num_layers]);
+        }
+        match self.metadata.opt_u32s(&key)? {
+            Some(list) if list.len() == num_layers => Ok(list.into_iter().map(|number| number as usize).collect()),
+            found => Err(Error::BadSetting {
+                key,
+                expected: format!("a number, or {num_layers} numbers, one for each layer"),
+                found: found.map_or("none".into(), |list| list.len().to_string()),
+            }),
+        }
+    }
+
+    /// Returns the number of key heads, which is 0 in layers without attention.
+    fn kv_heads(&self) -> Result<Option<usize>, Error> {
+        let name = "attention.head_count_kv";
+        match self.same_where_present(name) {
+            Some(count) if FAMILIES_WITHOUT_ATTENTION.contains(&self.prefix) => Ok(Some(count)),
+            _ => self.same_for_all_layers(name),
+        }
+    }
+
+    /// Returns the number of a list with one entry for each layer, all of which are equal or 0.
+    fn same_where_present(&self, name: &str) -> Option<usize> {
+        let list = self.metadata.opt_u32s(&self.key(name)).ok()??;
+        let mut counts = list.iter().filter(|&&count| count > 0);
+        counts.next().filter(|first| counts.all(|count| count == *first)).map(|&count| count as usize)
+    }
+
+    /// Reads the sizes of Mamba-2 layers. The outputs of each group are normalised together.
+    pub(crate) fn mamba2(&self) -> Result<Mamba2Config, Error> {
+        let (num_heads, num_groups) = (self.usize("ssm.time_step_rank")?, self.usize("ssm.group_count")?);
+        let width = self.usize("ssm.inner_size")?;
+        let shape = Mamba2Shape {
+            num_heads,
+            head_size: width / num_heads.max(1),
+            num_groups,
+            state_size: self.usize("ssm.state_size")?,
+            num_taps: self.usize("ssm.conv_kernel")?,
+            norm_size: width / num_groups.max(1),
+        };
+        Ok(Mamba2Config { shape, time_limits: Mamba2Config::NO_LIMITS })
+    }
+
+    /// Returns the width of the MLP; files of models with experts in every layer may state theirs alone.
+    fn mlp_size(&self) -> Result<Option<usize>, Error> {
+        if let Some(size) = self.same_where_present("feed_forward_length")
+            && FAMILIES_WITHOUT_MLP.contains(&self.prefix)
+        {
+            return Ok(Some(size));
+        }
+        match self.same_for_all_layers("feed_forward_length") {
+            Ok(None) => self.opt_usize("expert_feed_forward_length"),
+            size => size,
+        }
+    }
+
     /// Returns a number that some files give as a list with one entry for each layer. All entries must be equal.
     fn same_for_all_layers(&self, name: &str) -> Result<Option<usize>, Error> {
         let key = self.key(name);
@@ -75,6 +194,9 @@ impl<'a> Keys<'a> {
             Ok(number) => Ok(number.map(|n| n as usize)),
             Err(wrong_type) => match self.metadata.opt_u32s(&key)? {
                 Some(list) if !list.is_empty() && list.iter().all(|n| *n == list[0]) => Ok(Some(list[0] as usize)),
+                Some(list) if !list.is_empty() && FAMILIES_WITH_LAYER_SIZES.contains(&self.prefix) => {
+                    Ok(Some(list[0] as usize))
+                }
                 Some(list) => Err(Error::BadSetting {
                     key,
                     expected: "the same number for every layer".into(),
@@ -96,7 +218,10 @@ pub(crate) fn llama(keys: Keys<'_>, checkpoint: &Checkpoint, vocab_size: usize) 
         None if num_heads > 0 && hidden_size.is_multiple_of(num_heads) => hidden_size / num_heads,
         None => return Err(missing("attention.key_length")),
     };
-    if let Some(value_length) = keys.opt_usize("attention.value_length")?.filter(|&length| length != head_size) {
+    // With latent attention, values are a part of what is stored.
+    let has_latents = keys.opt_usize("attention.kv_lora_rank")?.is_some();
+    let value_length = keys.opt_usize("attention.value_length")?.filter(|&length| length != head_size && !has_latents);
+    if let Some(value_length) = value_length {
         return Err(Error::BadSetting {
             key: keys.key("attention.value_length"),
             expected: format!("{head_size}, the length of keys"),
@@ -118,9 +243,9 @@ pub(crate) fn llama(keys: Keys<'_>, checkpoint: &Checkpoint, vocab_size: usize) 
         vocab_size,
         hidden_size,
         num_heads,
-        num_kv_heads: keys.same_for_all_layers("attention.head_count_kv")?.unwrap_or(num_heads),
+        num_kv_heads: keys.kv_heads()?.unwrap_or(num_heads),
         head_size,
-        mlp_size: keys.same_for_all_layers("feed_forward_length")?.ok_or_else(|| missing("feed_forward_length"))?,
+        mlp_size: keys.mlp_size()?.ok_or_else(|| missing("feed_forward_length"))?,
         context_len,
         norm,
         norm_eps,
@@ -217,7 +342,7 @@ fn scaling_of_kind(keys: Keys<'_>, kind: Option<&str>, context_len: usize) -> Re
 fn factors(checkpoint: &Checkpoint, name: &str) -> Option<Vec<f32>> {
     let tensor = checkpoint.find_tensor(name)?;
     let mut factors = vec![0.0; tensor.info.num_elements()];
-    quant::decode(tensor.info.dtype, &tensor.bytes, &mut factors);
+    quant::decode(tensor.info.dtype, &tensor.bytes(), &mut factors);
     Some(factors)
 }
 
@@ -243,6 +368,8 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig, num_extra_la
     };
     let shared = config.experts.and_then(|experts| Some(experts.shared_mlp_size? / experts.mlp_size.max(1)));
     let num_shared = shared.unwrap_or(0);
+    let num_groups = config.experts.and_then(|experts| experts.routing.groups).map_or(1, |(count, _)| count);
+    let num_sharing = config.layers.iter().filter(|layer| layer.kv_from.is_some()).count();
     let num_dense = config.layers.iter().take_while(|layer| config.experts.is_some() && !layer.experts).count();
     let real = |number: Option<f32>| f64::from(number.unwrap_or(0.0));
     // Each key with the values that change nothing. 0 is one of them if llama.cpp treats it as "not given".
@@ -252,12 +379,12 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig, num_extra_la
         ("attention.max_alibi_bias", [0.0, 0.0]),
         ("attention.output_scale", [0.0, 1.0]),
         ("attention.scale", [0.0, real(Some(config.attention_scale))]),
-        ("attention.shared_kv_layers", [0.0, 0.0]),
+        ("attention.shared_kv_layers", [0.0, num_sharing as f64]),
         ("attention.temperature_scale", [0.0, 0.0]),
         ("attn_logit_softcapping", [0.0, real(config.attention_soft_cap)]),
         ("embedding_scale", [0.0, real(Some(config.embedding_scale))]),
         ("expert_gating_func", [0.0, f64::from(gating_func)]),
-        ("expert_group_count", [0.0, 1.0]),
+        ("expert_group_count", [f64::from(u8::from(num_groups == 1)), num_groups as f64]),
         ("expert_shared_count", [0.0, num_shared as f64]),
         ("expert_weights_norm", if normalizes { [1.0, 1.0] } else { [0.0, 0.0] }),
         ("expert_weights_scale", [0.0, real(Some(scale))]),
@@ -277,8 +404,13 @@ pub(crate) fn refuse_unread(keys: Keys<'_>, config: &DecoderConfig, num_extra_la
     ];
     let factor = ("rope.scaling.attn_factor", [1.0, 1.0]);
     for (name, harmless) in unread.into_iter().chain((!reads_factor).then_some(factor)) {
-        // Limits the context instead.
-        if (config.architecture.as_str(), name) == ("mistral3", "attention.temperature_scale") {
+        let has_no_effect = [
+            // Limits the context instead.
+            ("mistral3", "attention.temperature_scale"),
+            // The width of the shared expert has a key of its own.
+            ("nemotron-h-moe", "expert_shared_count"),
+        ];
+        if has_no_effect.contains(&(config.architecture.as_str(), name)) {
             continue;
         }
         let key = keys.key(name);

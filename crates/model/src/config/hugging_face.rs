@@ -29,8 +29,13 @@ impl<'a> Fields<'a> {
     }
 
     /// Returns a key's value; `null` counts as absent.
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    /// Whether a key is present with the value `null`.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.object.get(key).is_some_and(Value::is_null)
     }
 
     /// Returns a key's full name for messages.
@@ -39,7 +44,7 @@ impl<'a> Fields<'a> {
         format!("config.json: {outer}{key}")
     }
 
-    fn bad(&self, key: &str, expected: &str, found: &Value) -> Error {
+    pub(super) fn bad(&self, key: &str, expected: &str, found: &Value) -> Error {
         let mut found = found.to_string();
         if let Some((cut, _)) = found.char_indices().nth(80) {
             found.truncate(cut);
@@ -48,7 +53,12 @@ impl<'a> Fields<'a> {
         Error::BadSetting { key: self.name(key), expected: expected.into(), found }
     }
 
-    fn typed<T>(&self, key: &str, expected: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>, Error> {
+    pub(super) fn typed<T>(
+        &self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, Error> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => read(value).map(Some).ok_or_else(|| self.bad(key, expected, value)),
@@ -121,6 +131,22 @@ impl<'a> Fields<'a> {
         self.opt_object(key)?.ok_or_else(|| self.missing(key))
     }
 
+    /// Returns a number that `per_layer_config` gives for a layer. Settings other than `known` are refused there.
+    pub(crate) fn opt_of_layer(&self, layer: usize, key: &str, known: &[&str]) -> Result<Option<usize>, Error> {
+        let name = "per_layer_config";
+        let index = layer.to_string();
+        let Some(settings) = self.get(name).and_then(|layers| layers.get(&index)) else { return Ok(None) };
+        let settings = settings.as_object().ok_or_else(|| self.bad(name, "an object for each layer", settings))?;
+        if let Some((other, value)) = settings.iter().find(|(key, _)| !known.contains(&key.as_str())) {
+            return Err(self.bad(&format!("{name}.{layer}.{other}"), "no such setting", value));
+        }
+        let size = |value: &Value| value.as_u64().filter(|&n| n < 1 << 31).map(|n| n as usize);
+        let read = |value: &Value| {
+            size(value).ok_or_else(|| self.bad(&format!("{name}.{layer}.{key}"), "a whole number", value))
+        };
+        settings.get(key).map(read).transpose()
+    }
+
     fn within(&self, key: &'a str) -> [&'a str; 3] {
         let mut path = self.path;
         if let Some(free) = path.iter_mut().find(|part| part.is_empty()) {
@@ -143,7 +169,7 @@ impl<'a> Fields<'a> {
 }
 
 /// Returns the context length. YaRN extends the trained length, which some files give as the maximum.
-fn extended_len(max_positions: usize, rope: &RopeConfig) -> usize {
+pub(crate) fn extended_len(max_positions: usize, rope: &RopeConfig) -> usize {
     match rope.scaling {
         RopeScaling::Yarn { factor, original_context_len, .. } => {
             max_positions.max((original_context_len * factor) as usize)
@@ -198,7 +224,7 @@ pub(crate) fn llama_with_rope(
         num_heads,
         num_kv_heads: fields.opt_usize("num_key_value_heads")?.unwrap_or(num_heads),
         head_size,
-        mlp_size: fields.usize("intermediate_size")?,
+        mlp_size: mlp_size(fields)?,
         context_len: extended_len(fields.usize("max_position_embeddings")?, &rope),
         norm: NormKind::Rms,
         norm_eps: fields.f32("rms_norm_eps")?,
@@ -208,6 +234,14 @@ pub(crate) fn llama_with_rope(
         layers: plain_layers(fields.usize("num_hidden_layers")?),
         ..DecoderConfig::EMPTY
     })
+}
+
+/// Returns the width of the MLP; files of models with experts in every layer may state theirs alone.
+fn mlp_size(fields: Fields<'_>) -> Result<usize, Error> {
+    match fields.opt_usize("intermediate_size")?.or(fields.opt_usize("moe_intermediate_size")?) {
+        Some(size) => Ok(size),
+        None => Err(fields.missing("intermediate_size")),
+    }
 }
 
 /// Reads the configuration of a Gemma 3, whose files leave out settings that equal the reference implementation's
@@ -277,7 +311,7 @@ fn rotary_size(fields: Fields<'_>, head_size: usize, default_factor: f32) -> Res
 pub(crate) fn activation(fields: Fields<'_>, keys: &[&str]) -> Result<Activation, Error> {
     for key in keys {
         if let Some(name) = fields.opt_str(key)? {
-            let unknown = || fields.bad(key, "silu, gelu, gelu_new or gelu_pytorch_tanh", &Value::from(name));
+            let unknown = || fields.bad(key, "silu, gelu, gelu_new, gelu_pytorch_tanh or relu2", &Value::from(name));
             return named_activation(name).ok_or_else(unknown);
         }
     }
@@ -289,6 +323,7 @@ pub(crate) fn named_activation(name: &str) -> Option<Activation> {
     Some(match name {
         "silu" | "swish" => Activation::Silu,
         "gelu" => Activation::Gelu,
+        "relu2" => Activation::SquaredRelu,
         "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
         _ => return None,
     })
@@ -296,7 +331,7 @@ pub(crate) fn named_activation(name: &str) -> Option<Activation> {
 
 /// Reads rotary positions in either layout. In the newer one some families have an object for each `kind` of layer.
 /// Settings missing there are read from the top level, as the reference implementation does.
-fn rope(
+pub(crate) fn rope(
     fields: Fields<'_>,
     kind: Option<&'static str>,
     default_base: f32,
@@ -395,6 +430,12 @@ fn yarn(rope: Fields<'_>, original_context_len: usize) -> Result<RopeScaling, Er
         attention_factor: rope.opt_f32("attention_factor")?.unwrap_or(default_factor),
         truncate: rope.opt_bool("truncate")?.unwrap_or(true),
     })
+}
+
+/// Returns YaRN's scale of attention scores, for families whose scores have one; 0 without it.
+pub(crate) fn yarn_scale_of_scores(fields: Fields<'_>) -> Result<f32, Error> {
+    let rope = fields.opt_object("rope_parameters")?.or(fields.opt_object("rope_scaling")?);
+    Ok(rope.map(|rope| rope.opt_f32("mscale_all_dim")).transpose()?.flatten().unwrap_or(0.0))
 }
 
 /// Returns for each layer whether `layer_types` gives it a sliding window; `None` if the list is absent.

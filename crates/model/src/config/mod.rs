@@ -2,14 +2,19 @@
 //!
 //! A file in `architectures` fills it in from a checkpoint; [`crate::Decoder`] reads nothing else.
 
+mod check;
 pub(crate) mod gguf;
 pub(crate) mod gguf_keys;
 pub(crate) mod hugging_face;
+mod hybrid_fields;
+mod latent_attention;
 
-use pellucid_tensor::{Activation, Extension, RopeStyle, Routing};
+use pellucid_tensor::{Activation, DeltaNetShape, Extension, Mamba2Shape, RopeStyle, Routing};
 
-use crate::Error;
-use crate::rope::{RopeConfig, RopeScaling};
+use crate::rope::RopeConfig;
+
+use check::MAX_LAYERS;
+pub use latent_attention::LatentAttention;
 
 /// A decoder-only transformer.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,12 +23,16 @@ pub struct DecoderConfig {
     pub architecture: String,
     /// Whether the model also takes images, for which only its text part is loaded.
     pub leaves_out_images: bool,
+    /// Whether the model also takes audio.
+    pub leaves_out_audio: bool,
     pub vocab_size: usize,
     pub hidden_size: usize,
     pub num_heads: usize,
+    /// Number of key heads of the layers that do not state it.
     pub num_kv_heads: usize,
+    /// Size of a head in the layers that do not state it.
     pub head_size: usize,
-    /// Width of the dense MLP.
+    /// Width of the dense MLP of the layers that do not state it.
     pub mlp_size: usize,
     /// Maximum tokens of a sequence: the length that the model was trained for, or the smaller one that it was loaded
     /// with.
@@ -36,11 +45,23 @@ pub struct DecoderConfig {
     pub output_norms: bool,
     /// The RMSNorm of queries and keys before the rotation.
     pub qk_norm: Option<QkNorm>,
+    /// Divide each head's value by its root mean square.
+    pub value_norm: bool,
     pub positions: Positions,
     pub mlp: MlpKind,
     pub activation: Activation,
     /// The experts of the layers that have them.
     pub experts: Option<Experts>,
+    /// Layers with experts have a dense MLP as well. Both have a norm before and one after them, the router has a norm
+    /// of its own, and each expert has a factor.
+    pub dense_beside_experts: bool,
+    /// Width of the projection of the MLP's input that the selected experts read; their sum is projected back. `None`
+    /// if they read the input itself.
+    pub expert_input_size: Option<usize>,
+    /// Width of the input that each layer gets in addition, from the token and its embedding.
+    pub layer_input_size: Option<usize>,
+    /// The residual stream is multiplied by a number after each layer.
+    pub layer_scales: bool,
     /// Factor of the token's embedding.
     pub embedding_scale: f32,
     /// Factor of the outputs of attention and MLP when they are added to the residual stream.
@@ -53,9 +74,21 @@ pub struct DecoderConfig {
     pub attention_soft_cap: Option<f32>,
     /// Each head has a score that takes part in its softmax and has no value.
     pub attention_sinks: bool,
+    /// Outputs of attention are multiplied by the sigmoid of a projection of its input.
+    pub attention_gate: bool,
+    /// Sizes of latent attention, if the layers with attention have that.
+    pub latent_attention: Option<LatentAttention>,
     /// Replaces logits x by `cap * tanh(x / cap)`.
     pub logits_soft_cap: Option<f32>,
+    /// The short convolutions of the layers that have them.
+    pub short_convolution: Option<ShortConvolutionConfig>,
+    /// The gated delta nets of the layers that have them.
+    pub delta_net: Option<DeltaNetShape>,
+    /// The Mamba-2 layers.
+    pub mamba2: Option<Mamba2Config>,
     pub layers: Vec<LayerConfig>,
+    /// The layer after the last, which predicts the token after the next; `None` if it is not loaded.
+    pub predictor: Option<LayerConfig>,
 }
 
 /// Settings that may differ from layer to layer.
@@ -65,13 +98,83 @@ pub struct LayerConfig {
     pub window: Option<usize>,
     /// Index of the rotary table that it uses; `None` if it does not rotate queries and keys.
     pub rope: Option<usize>,
+    /// Whether it has an MLP. A layer without one has a mixer alone.
+    pub has_mlp: bool,
     /// Whether it has experts in place of the dense MLP.
     pub experts: bool,
+    pub mixer: Mixer,
+    /// Sizes of its key heads; `None` for those of the decoder.
+    pub heads: Option<KeyHeads>,
+    /// Width of its dense MLP; `None` for that of the decoder.
+    pub mlp_size: Option<usize>,
+    /// Index of the layer whose keys and values it reads; `None` if it has its own.
+    pub kv_from: Option<usize>,
+    /// Its values are its keys, before the norm of the keys and without rotation.
+    pub keys_as_values: bool,
+}
+
+/// Number and size of the key heads of a layer. Its query heads have the same size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyHeads {
+    pub num_kv_heads: usize,
+    pub head_size: usize,
 }
 
 impl LayerConfig {
-    /// Attends to all positions, uses the first rotary table, has a dense MLP.
-    pub const PLAIN: LayerConfig = LayerConfig { window: None, rope: Some(0), experts: false };
+    /// Attends to all positions, uses the first rotary table, has a dense MLP and the sizes of the decoder.
+    pub const PLAIN: LayerConfig = LayerConfig {
+        window: None,
+        rope: Some(0),
+        has_mlp: true,
+        experts: false,
+        mixer: Mixer::Attention,
+        heads: None,
+        mlp_size: None,
+        kv_from: None,
+        keys_as_values: false,
+    };
+
+    /// Whether it stores keys and values.
+    pub(crate) fn has_kv(&self) -> bool {
+        self.mixer == Mixer::Attention && self.kv_from.is_none()
+    }
+}
+
+/// The part of a layer that mixes positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention over keys and values.
+    Attention,
+    /// A gated convolution over the last positions.
+    ShortConvolution,
+    /// A gated delta net: a matrix for each head, to which every position writes.
+    DeltaNet,
+    /// A Mamba-2 layer: a matrix for each head, which decays and to which every position adds.
+    Mamba2,
+    /// The layer has an MLP alone.
+    None,
+}
+
+/// Mamba-2 layers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Mamba2Config {
+    pub shape: Mamba2Shape,
+    /// The smallest and the largest time step.
+    pub time_limits: [f32; 2],
+}
+
+impl Mamba2Config {
+    /// Time steps are not limited: softplus is positive.
+    pub(crate) const NO_LIMITS: [f32; 2] = [0.0, f32::INFINITY];
+}
+
+/// A gated convolution over the last positions of each channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortConvolutionConfig {
+    /// Number of positions, the row's own included.
+    pub num_taps: usize,
+    /// Whether the convolution and the maps around it have biases.
+    pub biases: bool,
 }
 
 /// The kind of all norms of a decoder.
@@ -101,9 +204,11 @@ pub enum Positions {
     Learned,
     /// The sines and cosines of the original transformer, added to the embedding.
     Sinusoidal,
+    /// Not at all: recurrent layers know the order of tokens.
+    None,
 }
 
-/// The formula of the dense MLP.
+/// The formula of the dense MLP, and of experts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MlpKind {
     /// `down(activation(gate x) * up x)`
@@ -112,23 +217,21 @@ pub enum MlpKind {
     Plain,
 }
 
-/// A mixture of experts, each a gated MLP.
+/// A mixture of experts, each an MLP.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
     pub num_experts: usize,
     pub mlp_size: usize,
     /// Width of the expert that every token uses beside the selected ones.
     pub shared_mlp_size: Option<usize>,
+    /// Whether the output of that expert is multiplied by the sigmoid of a projection of its input.
+    pub shared_gate: bool,
     /// Whether the linear maps of the selected experts have biases.
     pub biases: bool,
     /// Whether a bias is added to the scores for the selection alone.
     pub score_bias: bool,
     pub routing: Routing,
 }
-
-/// Bounds far above every known model. A file beyond them is damaged, and products of its sizes could overflow.
-const MAX_SIZE: usize = 1 << 24;
-const MAX_LAYERS: usize = 4096;
 
 /// Returns `count` layers like Llama's. A count above `MAX_LAYERS` is cut to one too many, which
 /// [`DecoderConfig::check`] refuses.
@@ -146,6 +249,7 @@ impl DecoderConfig {
     pub(crate) const EMPTY: DecoderConfig = DecoderConfig {
         architecture: String::new(),
         leaves_out_images: false,
+        leaves_out_audio: false,
         vocab_size: 0,
         hidden_size: 0,
         num_heads: 0,
@@ -158,32 +262,128 @@ impl DecoderConfig {
         input_norms: true,
         output_norms: false,
         qk_norm: None,
+        value_norm: false,
         positions: Positions::Learned,
         mlp: MlpKind::Gated,
         activation: Activation::Silu,
         experts: None,
+        dense_beside_experts: false,
+        expert_input_size: None,
+        layer_input_size: None,
+        layer_scales: false,
         embedding_scale: 1.0,
         residual_scale: 1.0,
         logits_divisor: 1.0,
         attention_scale: 0.0,
         attention_soft_cap: None,
         attention_sinks: false,
+        attention_gate: false,
+        latent_attention: None,
         logits_soft_cap: None,
+        short_convolution: None,
+        delta_net: None,
+        mamba2: None,
         layers: Vec::new(),
+        predictor: None,
     };
 
     pub fn num_layers(&self) -> usize {
         self.layers.len()
     }
 
-    /// Returns the number of values in a row of queries.
-    pub fn query_size(&self) -> usize {
-        self.num_heads * self.head_size
+    /// Returns the number of layers with that of the predictor, if there is one.
+    pub fn num_layers_with_predictor(&self) -> usize {
+        self.num_layers() + usize::from(self.predictor.is_some())
     }
 
-    /// Returns the number of values in a row of keys, which is that of values too.
-    pub fn key_size(&self) -> usize {
-        self.num_kv_heads * self.head_size
+    /// Returns the settings of a layer. The predictor follows the last one.
+    pub(crate) fn layer(&self, index: usize) -> LayerConfig {
+        self.layers.get(index).copied().or(self.predictor).expect("a layer of the decoder")
+    }
+
+    /// Returns the number of layers with attention.
+    pub fn num_attention_layers(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.mixer == Mixer::Attention).count()
+    }
+
+    /// Whether sequences have a recurrent state.
+    pub fn has_state(&self) -> bool {
+        self.layers.iter().any(|layer| !matches!(layer.mixer, Mixer::Attention | Mixer::None))
+    }
+
+    /// Returns the number of values of a layer's state.
+    pub(crate) fn state_len(&self, layer: LayerConfig) -> usize {
+        match layer.mixer {
+            Mixer::Attention | Mixer::None => 0,
+            Mixer::ShortConvolution => {
+                self.short_convolution.map_or(0, |config| (config.num_taps - 1) * self.hidden_size)
+            }
+            Mixer::DeltaNet => self.delta_net.map_or(0, DeltaNetShape::state_len),
+            Mixer::Mamba2 => self.mamba2.map_or(0, |config| config.shape.state_len()),
+        }
+    }
+
+    /// Returns the numbers of values in a row of a recurrence's inputs and of its outputs.
+    pub(crate) fn recurrent_sizes(&self) -> Option<(usize, usize)> {
+        let convolution = self.short_convolution.map(|_| (3 * self.hidden_size, self.hidden_size));
+        let delta_net = self.delta_net.map(|shape| (shape.num_channels(), shape.output_size()));
+        let mamba2 = self.mamba2.map(|config| (config.shape.num_channels(), config.shape.output_size()));
+        convolution.or(delta_net).or(mamba2)
+    }
+
+    /// Returns the number of heads of a recurrence that has a time step for each.
+    pub(crate) fn recurrent_heads(&self) -> Option<usize> {
+        self.delta_net.map(|shape| shape.num_value_heads).or(self.mamba2.map(|config| config.shape.num_heads))
+    }
+
+    /// Returns the width of the input and output of a selected expert.
+    pub(crate) fn expert_width(&self) -> usize {
+        self.expert_input_size.unwrap_or(self.hidden_size)
+    }
+
+    /// Returns the bytes of a sequence's state in all layers.
+    pub fn state_bytes(&self) -> usize {
+        self.layers.iter().map(|&layer| self.state_len(layer) * size_of::<f32>()).sum()
+    }
+
+    /// Returns the sizes of a layer's key heads.
+    pub fn key_heads(&self, layer: usize) -> KeyHeads {
+        let of_decoder = KeyHeads { num_kv_heads: self.num_kv_heads, head_size: self.head_size };
+        self.layer(layer).heads.unwrap_or(of_decoder)
+    }
+
+    /// Returns the number of values in a row of queries of a layer.
+    pub fn query_size(&self, layer: usize) -> usize {
+        self.num_heads * self.key_heads(layer).head_size
+    }
+
+    /// Returns the number of values in a row of keys of a layer, which is that of values too, except with latent
+    /// attention.
+    pub fn key_size(&self, layer: usize) -> usize {
+        let KeyHeads { num_kv_heads, head_size } = self.key_heads(layer);
+        num_kv_heads * head_size
+    }
+
+    /// Returns the number of values in a row of keys that a layer stores, which is 0 if it stores none.
+    pub fn stored_key_size(&self, layer: usize) -> usize {
+        if self.layer(layer).has_kv() { self.key_size(layer) } else { 0 }
+    }
+
+    /// Returns the number of values in a row of keys and in one of values that a layer stores, together.
+    pub fn stored_kv_size(&self, layer: usize) -> usize {
+        // Latents are both.
+        let rows = if self.latent_attention.is_some() { 1 } else { 2 };
+        rows * self.stored_key_size(layer)
+    }
+
+    /// Returns the number of values in a row of attention's output in a layer.
+    pub(crate) fn attended_size(&self, layer: usize) -> usize {
+        self.latent_attention.map_or(self.query_size(layer), |latent| self.num_heads * latent.latent_size)
+    }
+
+    /// Returns the width of a layer's dense MLP.
+    pub fn mlp_size_of(&self, layer: usize) -> usize {
+        self.layer(layer).mlp_size.unwrap_or(self.mlp_size)
     }
 
     /// Returns the factor of embeddings in the residual stream as the decoder keeps it: divided by `residual_scale`, so
@@ -203,146 +403,39 @@ impl DecoderConfig {
         let routes_by_sigmoid =
             |experts: Experts| experts.score_bias || experts.routing != plain_routing(experts.routing);
         let needs = [
+            (Extension::LatentAttention, self.latent_attention.is_some()),
             (Extension::AttentionSinks, self.attention_sinks),
             (Extension::ClampedSwiglu, self.activation == Activation::ClampedSwiglu),
             (Extension::ExpertBiases, experts.is_some_and(|experts| experts.biases)),
             (Extension::SigmoidRouter, experts.is_some_and(routes_by_sigmoid)),
+            (Extension::ExpertScales, experts.is_some() && self.dense_beside_experts),
+            (Extension::LayerInputs, self.layer_input_size.is_some()),
+            (Extension::LayerScales, self.layer_scales),
+            (Extension::ShortConvolution, self.has_mixer(Mixer::ShortConvolution)),
+            (Extension::DeltaNet, self.has_mixer(Mixer::DeltaNet)),
+            (Extension::Mamba2, self.has_mixer(Mixer::Mamba2)),
+            (Extension::PlainExperts, experts.is_some() && self.mlp == MlpKind::Plain),
+            (Extension::SquaredRelu, self.activation == Activation::SquaredRelu),
+            (Extension::SigmoidGates, self.attention_gate || experts.is_some_and(|experts| experts.shared_gate)),
         ];
         needs.into_iter().filter(|(_, is_needed)| *is_needed).map(|(extension, _)| extension)
     }
 
-    /// Returns the lengths of the norms of queries and of keys.
-    pub(crate) fn qk_norm_sizes(&self) -> Option<(usize, usize)> {
+    pub(crate) fn has_mixer(&self, mixer: Mixer) -> bool {
+        self.layers.iter().any(|layer| layer.mixer == mixer)
+    }
+
+    /// Returns the lengths of the norms of queries and of keys of a layer.
+    pub(crate) fn qk_norm_sizes(&self, layer: usize) -> Option<(usize, usize)> {
+        let head_size = self.key_heads(layer).head_size;
         self.qk_norm.map(|norm| match norm {
-            QkNorm::Head => (self.head_size, self.head_size),
-            QkNorm::Row => (self.query_size(), self.key_size()),
+            QkNorm::Head => (head_size, head_size),
+            QkNorm::Row => (self.query_size(layer), self.key_size(layer)),
         })
     }
 
-    /// Returns the bytes of one token's keys and values: 2 x layers x kv heads x head size x `bytes_per_number`.
+    /// Returns the bytes of one token's keys and values in all layers, if each value has `bytes_per_number`.
     pub fn kv_bytes_per_token(&self, bytes_per_number: usize) -> usize {
-        2 * self.num_layers() * self.num_kv_heads * self.head_size * bytes_per_number
-    }
-
-    /// Checks what the decoder relies on: sizes are in range, divisors are not zero, and settings fit together.
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        let bad = |key: &str, expected: &str, found: String| {
-            Err(Error::BadSetting { key: key.into(), expected: expected.into(), found })
-        };
-        let sizes = [
-            ("vocabulary size", self.vocab_size),
-            ("hidden size", self.hidden_size),
-            ("number of heads", self.num_heads),
-            ("number of kv heads", self.num_kv_heads),
-            ("head size", self.head_size),
-            ("mlp size", self.mlp_size),
-            ("context length", self.context_len),
-        ];
-        for (key, size) in sizes {
-            if size == 0 || size > MAX_SIZE {
-                return bad(key, &format!("1 to {MAX_SIZE}"), size.to_string());
-            }
-        }
-        if !self.num_heads.is_multiple_of(self.num_kv_heads) {
-            return bad(
-                "number of heads",
-                &format!("a multiple of {} kv heads", self.num_kv_heads),
-                self.num_heads.to_string(),
-            );
-        }
-        if self.layers.is_empty() || self.layers.len() > MAX_LAYERS {
-            return bad("number of layers", &format!("1 to {MAX_LAYERS}"), self.layers.len().to_string());
-        }
-        if !(self.norm_eps > 0.0 && self.norm_eps < 1.0) {
-            return bad("norm epsilon", "above 0 and below 1", self.norm_eps.to_string());
-        }
-        let factors = [
-            ("embedding scale", self.embedding_scale),
-            ("attention scale", self.attention_scale),
-            ("residual scale", self.residual_scale),
-            ("divisor of logits", self.logits_divisor),
-        ];
-        for (key, factor) in factors {
-            if !(factor.is_finite() && factor > 0.0) {
-                return bad(key, "a positive number", factor.to_string());
-            }
-        }
-        for (key, cap) in [("attention soft cap", self.attention_soft_cap), ("logits soft cap", self.logits_soft_cap)] {
-            if let Some(cap) = cap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
-                return bad(key, "a positive number", cap.to_string());
-            }
-        }
-        if let Some(layer) = self.layers.iter().find(|layer| layer.window == Some(0)) {
-            return bad("sliding window", "at least 1", format!("{:?}", layer.window));
-        }
-        // The factor is cancelled by the norms that read the stream, and is applied to token embeddings alone.
-        let keeps_stream_scaled = self.input_norms && matches!(self.positions, Positions::Rope { .. });
-        if self.residual_scale != 1.0 && !keeps_stream_scaled {
-            return bad("residual scale", "1 for a model without norms before attention or without RoPE", {
-                self.residual_scale.to_string()
-            });
-        }
-        if !self.input_norms && self.experts.is_some() {
-            return bad("experts", "a norm before them", "norms after attention and MLP alone".into());
-        }
-        if let Some(experts) = self.experts {
-            let selected = experts.routing.num_selected;
-            let widths = [Some(experts.mlp_size), experts.shared_mlp_size];
-            let is_width_bad = widths.into_iter().flatten().any(|width| width == 0 || width > MAX_SIZE);
-            if experts.num_experts == 0 || experts.num_experts > 65_536 || is_width_bad {
-                return bad("experts", "1 to 65536 experts of a width above 0", format!("{experts:?}"));
-            }
-            let (num_groups, used_groups) = experts.routing.groups.unwrap_or((1, 1));
-            let are_groups_bad = num_groups == 0
-                || used_groups == 0
-                || used_groups > num_groups
-                || !experts.num_experts.is_multiple_of(num_groups);
-            if are_groups_bad {
-                let expected = format!("groups that divide {} experts", experts.num_experts);
-                return bad("groups of experts", &expected, format!("{used_groups} of {num_groups}"));
-            }
-            let selectable = experts.num_experts / num_groups * used_groups;
-            if selected == 0 || selected > selectable {
-                return bad("experts used", &format!("1 to {selectable}"), selected.to_string());
-            }
-            if !(experts.routing.scale.is_finite() && experts.routing.scale > 0.0) {
-                return bad("scale of experts", "a positive number", experts.routing.scale.to_string());
-            }
-        } else if self.layers.iter().any(|layer| layer.experts) {
-            return bad("experts", "their number and width", "none".into());
-        }
-        self.check_positions()
-    }
-
-    fn check_positions(&self) -> Result<(), Error> {
-        let Positions::Rope { tables, .. } = &self.positions else { return Ok(()) };
-        for rope in tables {
-            let bad = |expected: String, found: String| {
-                Err(Error::BadSetting { key: "rotary positions".into(), expected, found })
-            };
-            if rope.rotary_size == 0 || rope.rotary_size > self.head_size || !rope.rotary_size.is_multiple_of(2) {
-                return bad(format!("an even rotary size up to {}", self.head_size), rope.rotary_size.to_string());
-            }
-            if !(rope.base.is_finite() && rope.base > 0.0) {
-                return bad("a positive base".into(), rope.base.to_string());
-            }
-            let lists: &[&Vec<f32>] = match &rope.scaling {
-                RopeScaling::Factors { factors } => &[factors],
-                RopeScaling::LongRope { short, long, .. } => &[short, long],
-                _ => &[],
-            };
-            if let Some(list) = lists.iter().find(|list| list.len() != rope.rotary_size / 2) {
-                let expected = format!("{} factors, one for each pair", rope.rotary_size / 2);
-                return bad(expected, list.len().to_string());
-            }
-            let made = rope.frequencies(self.context_len);
-            if !(made.factor.is_finite() && made.frequencies.iter().all(|frequency| frequency.is_finite())) {
-                return bad("finite frequencies".into(), format!("{:?}", rope.scaling));
-            }
-        }
-        if self.layers.iter().filter_map(|layer| layer.rope).any(|rope| rope >= tables.len()) {
-            return Err(Error::MissingSetting { key: "rotary positions of a layer".into() });
-        }
-        Ok(())
+        (0..self.num_layers_with_predictor()).map(|layer| self.stored_kv_size(layer) * bytes_per_number).sum()
     }
 }

@@ -1,11 +1,11 @@
 //! Vectors from a decoder: its rows after the last norm are pooled. Qwen3-Embedding and its like are such models.
 
 use pellucid_checkpoint::{Checkpoint, Source};
-use pellucid_tensor::DType;
+use pellucid_tensor::{DType, StateSave};
 
 use crate::config::gguf::Keys;
 use crate::encoder::{folder_pooling, gguf_pooling};
-use crate::{BLOCK_LEN, Batch, Chunk, ChunkIds, Decoder, Error, KvMemory, Model as _};
+use crate::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, Decoder, Error, KvMemory, Model as _};
 
 use super::{Embedder, EmbedderInfo, EmbeddingText, Pooling};
 
@@ -40,7 +40,11 @@ impl DecoderEmbedder {
         let chunk_len = decoder.backend().chunk_len();
         // Texts of one token take a block each; a step has at most `chunk_len` of them.
         let num_blocks = config.context_len.div_ceil(BLOCK_LEN).max(chunk_len);
-        let kv = KvMemory::new(config, &**decoder.backend(), kv_dtype, num_blocks, BLOCK_LEN)?;
+        let kv = KvMemory::new(config, &**decoder.backend(), kv_dtype, num_blocks, BLOCK_LEN)?.with_states(
+            config,
+            &**decoder.backend(),
+            1,
+        )?;
         let info = EmbedderInfo {
             architecture: config.architecture.clone(),
             num_dimensions: config.hidden_size,
@@ -94,8 +98,9 @@ impl DecoderEmbedder {
                 Pooling::Last => chunk.len() - 1..chunk.len(),
             };
             num_wanted += wanted.len();
-            let ids = ChunkIds::Tokens(chunk);
-            let chunk = Chunk { ids, first_position, blocks: &self.blocks, wanted, queries: &[] };
+            let save = StateSave { row: chunk.len() as u32 - 1, slot: 0 };
+            let (ids, state) = (ChunkIds::Tokens(chunk), ChunkState::in_place(first_position, &save));
+            let chunk = Chunk { ids, first_position, blocks: &self.blocks, wanted, queries: &[], state };
             self.batch.push(chunk, BLOCK_LEN);
             self.run()?;
         }
@@ -135,8 +140,9 @@ impl Embedder for DecoderEmbedder {
             };
             self.num_wanted.push(wanted.len());
             let blocks = &self.blocks[first_block..first_block + num_blocks];
-            let ids = ChunkIds::Tokens(text.ids);
-            self.batch.push(Chunk { ids, first_position: 0, blocks, wanted, queries: &[] }, BLOCK_LEN);
+            // A text that is computed in one step needs no state after it.
+            let (ids, state) = (ChunkIds::Tokens(text.ids), ChunkState::default());
+            self.batch.push(Chunk { ids, first_position: 0, blocks, wanted, queries: &[], state }, BLOCK_LEN);
             first_block += num_blocks;
         }
         self.run()?;

@@ -169,7 +169,7 @@ impl<'a> WeightLoader<'a> {
         let name = self.name_of_head(name);
         let tensor = self.shaped(&format!("{name}.weight"), &[rows, cols])?;
         let mut weight = vec![0.0; rows * cols];
-        quant::decode(tensor.info.dtype, &tensor.bytes, &mut weight);
+        quant::decode(tensor.info.dtype, &tensor.bytes(), &mut weight);
         Ok(HostLinear { weight, bias: self.bias_or_zeros(&format!("{name}.bias"), rows)? })
     }
 
@@ -201,7 +201,7 @@ impl<'a> WeightLoader<'a> {
     fn table(&mut self, name: &str, rows: usize) -> Result<Tensor, Error> {
         let cols = self.blueprint.config.hidden_size;
         let tensor = self.shaped(&self.full_name(name, "weight"), &[rows, cols])?;
-        Ok(self.backend.weight(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes })?)
+        Ok(self.backend.weight(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes() })?)
     }
 
     /// Loads the table of learned positions, which must have a row for each position.
@@ -234,11 +234,12 @@ impl<'a> WeightLoader<'a> {
         };
         let bad_rows = || Error::BadShape { name: bias_name.clone(), expected: vec![total, cols], found: vec![cols] };
         let row_bytes = dtype.bytes_for(cols).ok_or_else(bad_rows)?;
+        let whole = tensor.bytes();
         let mut parts = Vec::with_capacity(N);
         let mut start = 0;
         for rows in rows {
             let end = start + rows;
-            let bytes = tensor.bytes.slice(start * row_bytes..end * row_bytes).ok_or_else(bad_rows)?;
+            let bytes = whole.slice(start * row_bytes..end * row_bytes).ok_or_else(bad_rows)?;
             let bias = bias.as_ref().map(|bias| self.vector(&bias[start..end])).transpose()?;
             parts.push(Linear { weight: self.backend.linear_weight(HostWeight { dtype, rows, cols, bytes })?, bias });
             start = end;
@@ -257,7 +258,7 @@ impl<'a> WeightLoader<'a> {
     fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let tensor = self.shaped(name, &[len])?;
         let mut values = vec![0.0; len];
-        quant::decode(tensor.info.dtype, &tensor.bytes, &mut values);
+        quant::decode(tensor.info.dtype, &tensor.bytes(), &mut values);
         Ok(values)
     }
 

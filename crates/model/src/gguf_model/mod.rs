@@ -5,6 +5,9 @@
 //! tensor at a time, when a tensor is written, so that a model larger than memory can be converted. `pellucid quantize`
 //! calls this.
 
+mod delta_net_map;
+mod latent_attention_map;
+mod mamba2_map;
 mod recipe;
 mod round_trip;
 mod tensor_map;

@@ -1,20 +1,30 @@
 //! Loads the weights of a checkpoint onto a device: finds each tensor by its name, checks its shape, splits fused
 //! tensors.
 
+pub(crate) mod delta_net;
+mod dense_and_experts;
 pub(crate) mod experts;
+pub(crate) mod latent_attention;
+mod layer_inputs;
+pub(crate) mod mamba2;
+mod predictor;
 pub(crate) mod tensor_finder;
 pub(crate) mod tensor_names;
 
 use std::ops::Range;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, SharedBytes, Tensor, quant};
+use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, PlainMlp, SharedBytes, Tensor, quant};
 
 use crate::architectures::Blueprint;
-use crate::config::{Experts, MlpKind, NormKind, Positions};
-use crate::weights::{AttentionWeights, LayerWeights, MlpWeights, Norm, Weights};
+use crate::config::{Experts, LayerConfig, Mixer, MlpKind, NormKind, Positions};
+use crate::weights::{
+    AttentionWeights, DenseMlp, ExpertWeights, LayerWeights, MixerWeights, Mixture, MlpWeights, Norm, SharedExpert,
+    ShortConvolutionWeights, Weights,
+};
 use crate::{Error, sinusoidal};
 
+use delta_net::query_gate_rows;
 use experts::{ExpertMatrix, ExpertStack};
 use tensor_finder::{ModulePath, TensorFinder, transpose};
 
@@ -24,16 +34,17 @@ pub(crate) struct Loader<'a> {
     blueprint: &'a Blueprint,
 }
 
+/// Loads all weights. Returns also the names of the tensors that predict further tokens, which are not loaded.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     backend: &dyn Backend,
     blueprint: &Blueprint,
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Weights, Error> {
+) -> Result<(Weights, Vec<String>), Error> {
     let mut loader = Loader { finder: TensorFinder::new(checkpoint, blueprint), backend, blueprint };
     let weights = loader.weights(progress)?;
-    loader.finder.finish()?;
-    Ok(weights)
+    let left_out = loader.finder.finish()?;
+    Ok((weights, left_out.predicting))
 }
 
 impl Loader<'_> {
@@ -47,7 +58,7 @@ impl Loader<'_> {
             None => embedding.clone(),
         };
         let positions = match config.positions {
-            Positions::Rope { .. } => None,
+            Positions::Rope { .. } | Positions::None => None,
             Positions::Learned => {
                 let name = self.finder.name(ModulePath::new(names.position_embedding, 0), "weight");
                 let rows = self.finder.num_positions(&name)?;
@@ -67,9 +78,11 @@ impl Loader<'_> {
         let weights = Weights {
             embedding: self.backend.weight(embedding)?,
             positions: positions.map(|table| self.backend.weight(table)).transpose()?,
+            layer_inputs: config.layer_input_size.map(|size| self.layer_input_tables(size)).transpose()?,
             layers,
             final_norm: self.scaled_norm(ModulePath::new(names.final_norm, 0), hidden, 1.0 / config.logits_divisor)?,
             output: Linear { weight: self.backend.few_rows_weight(output)?, bias: None },
+            predictor: config.predictor.is_some().then(|| self.predictor()).transpose()?,
         };
         progress(num_parts, num_parts);
         Ok(weights)
@@ -77,42 +90,101 @@ impl Loader<'_> {
 
     fn layer(&mut self, layer: usize) -> Result<LayerWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let hidden = config.hidden_size;
+        let LayerConfig { mixer, has_mlp, .. } = config.layer(layer);
+        let has_mixer = mixer != Mixer::None;
+        let norm_if = |has_norm: bool| has_norm.then_some(config.hidden_size);
+        let mut norm = |has_norm: bool, template| self.norm_if(norm_if(has_norm), template, layer);
         Ok(LayerWeights {
-            attention_norm: self.norm_if(config.input_norms.then_some(hidden), names.attention_norm, layer)?,
-            attention: self.attention(layer)?,
-            attention_output_norm: self.norm_if(
-                config.output_norms.then_some(hidden),
-                names.attention_output_norm,
-                layer,
-            )?,
-            mlp_norm: self.norm_if(config.input_norms.then_some(hidden), names.mlp_norm, layer)?,
-            mlp: self.mlp(layer)?,
-            mlp_output_norm: self.norm_if(config.output_norms.then_some(hidden), names.mlp_output_norm, layer)?,
+            attention_norm: norm(has_mixer && config.input_norms, names.attention_norm)?,
+            attention_output_norm: norm(has_mixer && config.output_norms, names.attention_output_norm)?,
+            mlp_norm: norm(has_mlp && config.input_norms, names.mlp_norm)?,
+            mlp_output_norm: norm(has_mlp && config.output_norms, names.mlp_output_norm)?,
+            mixer: self.mixer(layer)?,
+            mlp: has_mlp.then(|| self.mlp(layer)).transpose()?,
+            input: config.layer_input_size.map(|size| self.layer_input(layer, size)).transpose()?,
+            scale: config.layer_scales.then(|| self.layer_scale(layer)).transpose()?,
         })
+    }
+
+    fn mixer(&mut self, layer: usize) -> Result<Option<MixerWeights>, Error> {
+        Ok(Some(match self.blueprint.config.layer(layer).mixer {
+            Mixer::Attention if self.blueprint.config.latent_attention.is_some() => {
+                MixerWeights::LatentAttention(Box::new(self.latent_attention(layer)?))
+            }
+            Mixer::Attention => MixerWeights::Attention(Box::new(self.attention(layer)?)),
+            Mixer::ShortConvolution => MixerWeights::ShortConvolution(Box::new(self.short_convolution(layer)?)),
+            Mixer::DeltaNet => MixerWeights::DeltaNet(Box::new(self.delta_net(layer)?)),
+            Mixer::Mamba2 => MixerWeights::Mamba2(Box::new(self.mamba2(layer)?)),
+            Mixer::None => return Ok(None),
+        }))
+    }
+
+    fn short_convolution(&mut self, layer: usize) -> Result<ShortConvolutionWeights, Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        let num_taps = config.short_convolution.expect("checked with the configuration").num_taps;
+        let hidden = config.hidden_size;
+        let path = ModulePath::new(names.convolution, layer);
+        Ok(ShortConvolutionWeights {
+            input: self.linear(ModulePath::new(names.convolution_input, layer), 3 * hidden, hidden)?,
+            taps: self.taps(path, hidden, num_taps)?,
+            bias: self.bias(path, hidden)?,
+            output: self.linear(ModulePath::new(names.convolution_output, layer), hidden, hidden)?,
+        })
+    }
+
+    /// Loads a module's bias, if the file has one.
+    fn bias(&mut self, path: ModulePath, len: usize) -> Result<Option<Tensor>, Error> {
+        let name = self.finder.name(path, "bias");
+        if !self.finder.has(&name) {
+            return Ok(None);
+        }
+        let bias = self.floats(&name, len)?;
+        self.vector(&bias).map(Some)
     }
 
     fn attention(&mut self, layer: usize) -> Result<AttentionWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let (hidden, queries, keys) = (config.hidden_size, config.query_size(), config.key_size());
-        let norms = config.qk_norm_sizes();
+        let (hidden, queries, keys) = (config.hidden_size, config.query_size(layer), config.key_size(layer));
+        let LayerConfig { kv_from, keys_as_values, .. } = config.layer(layer);
+        let norms = config.qk_norm_sizes(layer);
+        let key_norm = norms.map(|norms| norms.1).filter(|_| kv_from.is_none());
         let fused = ModulePath::new(names.fused_qkv, layer);
-        let [query, key, value] = if self.finder.exists(fused) {
-            self.fused(fused, [queries, keys, keys], hidden)?
+        let mut gate = None;
+        let (query, key, value) = if self.finder.exists(fused) {
+            let [query, key, value] = self.fused(fused, [queries, keys, keys], hidden)?;
+            (query, Some(key), Some(value))
         } else {
-            [
-                self.linear(ModulePath::new(names.query, layer), queries, hidden)?,
-                self.linear(ModulePath::new(names.key, layer), keys, hidden)?,
-                self.linear(ModulePath::new(names.value, layer), keys, hidden)?,
-            ]
+            let (has_key, has_value) = (kv_from.is_none(), kv_from.is_none() && !keys_as_values);
+            let path = ModulePath::new(names.query, layer);
+            let query = if config.attention_gate {
+                let rows = query_gate_rows(config.num_heads, config.head_size);
+                let [query, of_output] = self.parts(path, rows, hidden)?;
+                gate = Some(of_output);
+                query
+            } else {
+                self.linear(path, queries, hidden)?
+            };
+            (
+                query,
+                self.linear_if(has_key.then_some(keys), names.key, layer)?,
+                self.linear_if(has_value.then_some(keys), names.value, layer)?,
+            )
         };
+        if kv_from.is_some() {
+            // Published files have these for the layers that read the keys and values of others.
+            let unused = [names.key, names.value, names.key_norm];
+            unused.into_iter().for_each(|template| self.finder.skip(ModulePath::new(template, layer)));
+        }
+        let value_norm = (config.value_norm && kv_from.is_none()).then(|| self.ones(config.key_heads(layer).head_size));
         Ok(AttentionWeights {
             query,
             key,
             value,
             output: self.linear(ModulePath::new(names.attention_output, layer), hidden, queries)?,
+            gate,
             query_norm: self.norm_if(norms.map(|norms| norms.0), names.query_norm, layer)?,
-            key_norm: self.norm_if(norms.map(|norms| norms.1), names.key_norm, layer)?,
+            key_norm: self.norm_if(key_norm, names.key_norm, layer)?,
+            value_norm: value_norm.transpose()?,
             sinks: self.sinks(layer)?,
         })
     }
@@ -129,14 +201,33 @@ impl Loader<'_> {
 
     fn mlp(&mut self, layer: usize) -> Result<MlpWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let (hidden, size) = (config.hidden_size, config.mlp_size);
-        if config.layers[layer].experts {
-            return self.experts(layer);
+        if config.layer(layer).experts {
+            return if config.dense_beside_experts { self.dense_and_experts(layer) } else { self.experts(layer) };
         }
+        let (hidden, size) = (config.hidden_size, config.mlp_size_of(layer));
+        if config.mlp == MlpKind::Gated {
+            return Ok(MlpWeights::Gated(self.gated(layer)?));
+        }
+        Ok(MlpWeights::Plain(self.plain([names.up, names.down], layer, size, hidden)?))
+    }
+
+    fn plain(
+        &mut self,
+        [up, down]: [&'static str; 2],
+        layer: usize,
+        size: usize,
+        hidden: usize,
+    ) -> Result<PlainMlp, Error> {
+        Ok(PlainMlp {
+            up: self.linear(ModulePath::new(up, layer), size, hidden)?,
+            down: self.linear(ModulePath::new(down, layer), hidden, size)?,
+        })
+    }
+
+    fn gated(&mut self, layer: usize) -> Result<GatedMlp, Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        let (hidden, size) = (config.hidden_size, config.mlp_size_of(layer));
         let down = self.linear(ModulePath::new(names.down, layer), hidden, size)?;
-        if config.mlp == MlpKind::Plain {
-            return Ok(MlpWeights::Plain { up: self.linear(ModulePath::new(names.up, layer), size, hidden)?, down });
-        }
         let fused = ModulePath::new(names.fused_gate_up, layer);
         let [gate, up] = if self.finder.exists(fused) {
             self.fused(fused, [size, size], hidden)?
@@ -146,12 +237,12 @@ impl Loader<'_> {
                 self.linear(ModulePath::new(names.up, layer), size, hidden)?,
             ]
         };
-        Ok(MlpWeights::Gated(GatedMlp { gate, up, down }))
+        Ok(GatedMlp { gate, up, down })
     }
 
     fn experts(&mut self, layer: usize) -> Result<MlpWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let Experts { num_experts, shared_mlp_size, score_bias, .. } =
+        let Experts { num_experts, shared_mlp_size, shared_gate, score_bias, .. } =
             config.experts.expect("checked with the configuration");
         let router = self.linear(ModulePath::new(names.router, layer), num_experts, config.hidden_size)?;
         let score_bias = if score_bias {
@@ -161,13 +252,35 @@ impl Loader<'_> {
         } else {
             None
         };
+        let projections = config.expert_input_size.map(|size| self.expert_projections(layer, size)).transpose()?;
+        let experts = match config.mlp {
+            MlpKind::Gated => ExpertWeights::Gated(self.selected_experts(layer)?),
+            MlpKind::Plain => ExpertWeights::Plain(self.plain_experts(layer)?),
+        };
+        let shared = shared_mlp_size.map(|size| self.shared_expert(layer, size, shared_gate)).transpose()?;
+        Ok(MlpWeights::Experts(Box::new(Mixture { router, score_bias, projections, experts, shared })))
+    }
+
+    /// Loads the projections of the input of experts, and of their sum.
+    fn expert_projections(&mut self, layer: usize, size: usize) -> Result<[Linear; 2], Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        let hidden = config.hidden_size;
+        let before = self.linear(ModulePath::new(names.expert_input, layer), size, hidden)?;
+        Ok([before, self.linear(ModulePath::new(names.expert_output, layer), hidden, size)?])
+    }
+
+    fn plain_experts(&mut self, layer: usize) -> Result<Vec<PlainMlp>, Error> {
+        let ups = self.expert_matrices(ExpertMatrix::Up, layer)?;
+        let downs = self.expert_matrices(ExpertMatrix::Down, layer)?;
+        Ok(ups.into_iter().zip(downs).map(|(up, down)| PlainMlp { up, down }).collect())
+    }
+
+    fn selected_experts(&mut self, layer: usize) -> Result<Vec<GatedMlp>, Error> {
         let mut matrix = |matrix: ExpertMatrix| self.expert_matrices(matrix, layer);
         let gates = matrix(ExpertMatrix::Gate)?;
         let (ups, downs) = (matrix(ExpertMatrix::Up)?, matrix(ExpertMatrix::Down)?);
         let experts = gates.into_iter().zip(ups).zip(downs);
-        let experts = experts.map(|((gate, up), down)| GatedMlp { gate, up, down }).collect();
-        let shared = shared_mlp_size.map(|size| self.shared_expert(layer, size)).transpose()?;
-        Ok(MlpWeights::Experts { router, score_bias, experts, shared })
+        Ok(experts.map(|((gate, up), down)| GatedMlp { gate, up, down }).collect())
     }
 
     /// Loads one of the matrices of every expert: its own tensor, or a part of a tensor for all experts.
@@ -175,30 +288,36 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let Experts { num_experts, mlp_size, .. } = config.experts.expect("checked with the configuration");
         if let Some(stack) = ExpertStack::find(&mut self.finder, self.blueprint, matrix, layer)? {
-            let tensor = self.finder.find(&stack.name)?;
+            let tensor = self.finder.find(&stack.name)?.bytes();
             let biases = stack.biases(&mut self.finder, num_experts)?;
             let linear = |expert: usize| {
                 let (dtype, rows, cols) = (stack.dtype, stack.rows, stack.cols);
-                let bytes = stack.matrix(&tensor.bytes, expert);
+                let bytes = stack.matrix(&tensor, expert);
                 let weight = self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?;
                 let bias = biases.as_ref().map(|biases| self.vector(&biases[expert])).transpose()?;
                 Ok(Linear { weight, bias })
             };
             return (0..num_experts).map(linear).collect();
         }
+        let width = config.expert_width();
         let (template, rows, cols) = match matrix {
-            ExpertMatrix::Gate => (names.expert_gate, mlp_size, config.hidden_size),
-            ExpertMatrix::Up => (names.expert_up, mlp_size, config.hidden_size),
-            ExpertMatrix::Down => (names.expert_down, config.hidden_size, mlp_size),
+            ExpertMatrix::Gate => (names.expert_gate, mlp_size, width),
+            ExpertMatrix::Up => (names.expert_up, mlp_size, width),
+            ExpertMatrix::Down => (names.expert_down, width, mlp_size),
         };
         let path = |expert: usize| ModulePath { template, layer, expert: Some(expert) };
         (0..num_experts).map(|expert| self.linear(path(expert), rows, cols)).collect()
     }
 
     /// Loads the expert that every token uses.
-    fn shared_expert(&mut self, layer: usize, size: usize) -> Result<GatedMlp, Error> {
+    fn shared_expert(&mut self, layer: usize, size: usize, has_gate: bool) -> Result<SharedExpert, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let hidden = config.hidden_size;
+        let output_gate = if has_gate { Some(self.shared_output_gate(layer)?) } else { None };
+        if config.mlp == MlpKind::Plain {
+            let mlp = self.plain([names.shared_up, names.shared_down], layer, size, hidden)?;
+            return Ok(SharedExpert { mlp: DenseMlp::Plain(mlp), gate: output_gate });
+        }
         let fused = ModulePath::new(names.fused_shared_gate_up, layer);
         let [gate, up] = if self.finder.exists(fused) {
             self.fused(fused, [size, size], hidden)?
@@ -208,13 +327,37 @@ impl Loader<'_> {
                 self.linear(ModulePath::new(names.shared_up, layer), size, hidden)?,
             ]
         };
-        Ok(GatedMlp { gate, up, down: self.linear(ModulePath::new(names.shared_down, layer), hidden, size)? })
+        let down = self.linear(ModulePath::new(names.shared_down, layer), hidden, size)?;
+        Ok(SharedExpert { mlp: DenseMlp::Gated(GatedMlp { gate, up, down }), gate: output_gate })
+    }
+
+    /// Loads the gate of the shared expert's output, a matrix of one row. Some files have it as a vector.
+    fn shared_output_gate(&mut self, layer: usize) -> Result<Linear, Error> {
+        let Blueprint { config, names, .. } = self.blueprint;
+        let name = self.finder.name(ModulePath::new(names.shared_output_gate, layer), "weight");
+        let cols = config.hidden_size;
+        let is_vector = self.finder.find(&name)?.info.shape.len() == 1;
+        let tensor =
+            if is_vector { self.finder.shaped(&name, &[cols])? } else { self.finder.shaped(&name, &[1, cols])? };
+        let weight = HostWeight { dtype: tensor.info.dtype, rows: 1, cols, bytes: tensor.bytes() };
+        Ok(Linear { weight: self.backend.linear_weight(weight)?, bias: None })
     }
 
     /// Loads a matrix, and its bias if the file has one.
     fn linear(&mut self, path: ModulePath, rows: usize, cols: usize) -> Result<Linear, Error> {
         let [linear] = self.fused(path, [rows], cols)?;
         Ok(linear)
+    }
+
+    /// Loads a matrix of a layer, if the layer has it.
+    fn linear_if(
+        &mut self,
+        rows: Option<usize>,
+        template: &'static str,
+        layer: usize,
+    ) -> Result<Option<Linear>, Error> {
+        let cols = self.blueprint.config.hidden_size;
+        rows.map(|rows| self.linear(ModulePath::new(template, layer), rows, cols)).transpose()
     }
 
     /// Loads a matrix that stacks several along the rows, and splits it and its bias.
@@ -254,6 +397,11 @@ impl Loader<'_> {
         self.scaled_norm(path, len, 1.0)
     }
 
+    /// Returns a norm without weights.
+    fn ones(&self, len: usize) -> Result<Norm, Error> {
+        Ok(Norm { weight: self.vector(&vec![1.0; len])?, bias: None })
+    }
+
     /// Loads a norm whose result is multiplied by `factor`.
     fn scaled_norm(&mut self, path: ModulePath, len: usize, factor: f32) -> Result<Norm, Error> {
         let mut weight = self.floats(&self.finder.name(path, "weight"), len)?;
@@ -275,21 +423,21 @@ impl Loader<'_> {
     /// Returns a matrix as it is stored in the file.
     fn host(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
         let tensor = self.finder.shaped(name, &[rows, cols])?;
-        Ok(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes })
+        Ok(HostWeight { dtype: tensor.info.dtype, rows, cols, bytes: tensor.bytes() })
     }
 
     /// Returns a matrix that the file stores as `[in][out]` as `[out][in]`.
     fn transposed(&mut self, name: &str, rows: usize, cols: usize) -> Result<HostWeight, Error> {
         let tensor = self.finder.transposed(name, rows, cols)?;
         let dtype = tensor.info.dtype;
-        Ok(HostWeight { dtype, rows, cols, bytes: transpose(&tensor.bytes, dtype, rows, cols) })
+        Ok(HostWeight { dtype, rows, cols, bytes: transpose(&tensor.bytes(), dtype, rows, cols) })
     }
 
     /// Returns a vector as f32.
     fn floats(&mut self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let tensor = self.finder.shaped(name, &[len])?;
         let mut values = vec![0.0; len];
-        quant::decode(tensor.info.dtype, &tensor.bytes, &mut values);
+        quant::decode(tensor.info.dtype, &tensor.bytes(), &mut values);
         Ok(values)
     }
 

@@ -18,6 +18,14 @@ pub(crate) struct TensorFinder<'a> {
     used: HashSet<String>,
 }
 
+/// Names of tensors that the decoder does not use.
+pub(crate) struct LeftOut {
+    /// Tensors of layers that predict further tokens.
+    pub(crate) predicting: Vec<String>,
+    /// Everything else that is known to be no part of the decoder.
+    pub(crate) others: Vec<String>,
+}
+
 /// The path of a module in a file, such as `layers.3.mlp.up_proj`: the template of its name, the layer and, for
 /// experts, the expert.
 #[derive(Clone, Copy)]
@@ -54,6 +62,11 @@ impl<'a> TensorFinder<'a> {
     }
 
     pub(crate) fn name(&self, path: ModulePath, ending: &str) -> String {
+        let Blueprint { names, config, .. } = self.blueprint;
+        if path.layer == config.num_layers() && !names.predictor_prefix.is_empty() {
+            let first = ModulePath { layer: 0, ..path };
+            return format!("{}{}", names.predictor_prefix, first.name(ending));
+        }
         format!("{}{}", self.prefix, path.name(ending))
     }
 
@@ -79,6 +92,11 @@ impl<'a> TensorFinder<'a> {
         self.checkpoint.find_tensor(name).is_some()
     }
 
+    /// Counts the tensors of a module as used. The file may have them although the arithmetic does not need them.
+    pub(crate) fn skip(&mut self, path: ModulePath) {
+        self.used.extend(["weight", "bias"].map(|ending| self.name(path, ending)));
+    }
+
     pub(crate) fn find(&mut self, name: &str) -> Result<TensorView<'a>, Error> {
         let tensor = self.checkpoint.tensor(name)?;
         self.used.insert(name.to_owned());
@@ -92,6 +110,23 @@ impl<'a> TensorFinder<'a> {
             return Ok(tensor);
         }
         Err(Error::BadShape { name: name.to_owned(), expected: shape.to_vec(), found: tensor.info.shape.clone() })
+    }
+
+    /// Finds a tensor of `len` values, whatever their division into rows.
+    pub(crate) fn flat(&mut self, name: &str, len: usize) -> Result<TensorView<'a>, Error> {
+        let tensor = self.find(name)?;
+        if tensor.info.num_elements() == len {
+            return Ok(tensor);
+        }
+        Err(Error::BadShape { name: name.to_owned(), expected: vec![len], found: tensor.info.shape.clone() })
+    }
+
+    /// Finds the weights of a convolution, `[channels][taps]`. Hugging Face files have an axis of length 1 in the
+    /// middle.
+    pub(crate) fn taps(&mut self, path: ModulePath, channels: usize, taps: usize) -> Result<TensorView<'a>, Error> {
+        let name = self.name(path, "weight");
+        let has_three_axes = self.find(&name)?.info.shape.len() == 3;
+        if has_three_axes { self.shaped(&name, &[channels, 1, taps]) } else { self.shaped(&name, &[channels, taps]) }
     }
 
     /// Finds a matrix that the file stores as `[in][out]`, for [`transpose`]. It must be unquantized.
@@ -120,21 +155,24 @@ impl<'a> TensorFinder<'a> {
     }
 
     /// Refuses unused tensors. Returns the names of those that are known to be no part of the decoder.
-    pub(crate) fn finish(self) -> Result<Vec<String>, Error> {
+    pub(crate) fn finish(self) -> Result<LeftOut, Error> {
         let Blueprint { names, config, .. } = self.blueprint;
         // Layers after the last, which predict further tokens.
         let layer = |index: usize| format!("{}{}", self.prefix, names.query.replace("{}", &index.to_string()));
         let extra: Vec<String> = (config.num_layers()..config.num_layers() + self.blueprint.num_extra_layers)
             .map(|index| layer(index).split_inclusive(&format!(".{index}.")).next().unwrap_or_default().to_owned())
             .collect();
-        let ignored = |name: &&str| {
-            names.ignored.iter().any(|part| name.contains(part)) || extra.iter().any(|layer| name.starts_with(layer))
+        let predicts = |name: &&str| {
+            names.predicting.iter().any(|part| name.contains(part)) || extra.iter().any(|layer| name.starts_with(layer))
         };
+        let ignored = |name: &&str| names.ignored.iter().any(|part| name.contains(part));
         let all = self.checkpoint.tensors().iter().map(|tensor| tensor.name.as_str());
-        let (ignored, unused): (Vec<&str>, Vec<&str>) =
-            all.filter(|name| !self.used.contains(*name)).partition(ignored);
+        let (predicting, others): (Vec<&str>, Vec<&str>) =
+            all.filter(|name| !self.used.contains(*name)).partition(predicts);
+        let (others, unused): (Vec<&str>, Vec<&str>) = others.into_iter().partition(ignored);
+        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
         match unused.first() {
-            None => Ok(ignored.into_iter().map(str::to_owned).collect()),
+            None => Ok(LeftOut { predicting: owned(predicting), others: owned(others) }),
             Some(&example) => Err(Error::UnusedTensors {
                 architecture: config.architecture.clone(),
                 count: unused.len(),
