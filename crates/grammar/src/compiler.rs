@@ -15,9 +15,10 @@ use pellucid_tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::matcher::GrammarMatcher;
-use crate::reply::{self, Forbidden};
+use crate::reply::Forbidden;
+use crate::spelling::Characters;
 use crate::vocabulary::Vocabulary;
-use crate::{CallSource, Error, GrammarSource, ReplyConstraint, ReplyRules, finite, gbnf, lark, schema};
+use crate::{CallTool, Error, GrammarSource, NotEnforced, ReplyConstraint, ReplyRules, finite, gbnf, lark, schema};
 
 /// Stack of the thread that compiles. Only the part that is used takes memory. The deepest source that the limits
 /// allow, a chain of rules in a grammar of 256 KiB, uses a third of it in a debug build.
@@ -41,11 +42,16 @@ const JSON_WHITESPACE: &str = r"\x20|\x0A[\x20\x09]{0,64}";
 /// model fills its reply.
 const CALL_WHITESPACE: &str = r"\x20";
 
+/// Tokens of small letters, which a state that allows words takes as a whole. The other slices are of JSON strings.
+const WORDS: &str = "[a-z]{1,10}";
+
 /// Compiles grammars for the vocabulary of one model. Shared between threads.
 pub struct GrammarCompiler {
     factory: ParserFactory,
-    tokenizer: Arc<Tokenizer>,
+    pub(crate) tokenizer: Arc<Tokenizer>,
     vocab_size: usize,
+    /// The characters of a vocabulary that does not spell every text.
+    characters: Option<Characters>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -57,8 +63,11 @@ impl std::fmt::Debug for GrammarCompiler {
 impl GrammarCompiler {
     /// Builds the trie of the vocabulary. `vocab_size` is the number of logits of the model.
     pub fn new(tokenizer: Arc<Tokenizer>, vocab_size: usize) -> Result<GrammarCompiler, Error> {
-        let env = Vocabulary::new(tokenizer.clone(), vocab_size)?.shared();
-        let slices = SlicedBiasComputer::general_slices();
+        let vocabulary = Vocabulary::new(tokenizer.clone(), vocab_size)?;
+        let characters = vocabulary.characters();
+        let env = vocabulary.shared();
+        let mut slices = SlicedBiasComputer::general_slices();
+        slices.push(WORDS.to_owned());
         let mut factory = ParserFactory::new(&env, InferenceCapabilities::default(), &slices)
             .map_err(|error| Error::Vocabulary(error.to_string()))?;
         factory.quiet();
@@ -70,7 +79,7 @@ impl GrammarCompiler {
         limits.max_lexer_states = MAX_LEXER_STATES;
         limits.max_grammar_size = MAX_GRAMMAR_SIZE;
         limits.verbose_errors = false;
-        Ok(GrammarCompiler { factory, tokenizer, vocab_size })
+        Ok(GrammarCompiler { factory, tokenizer, vocab_size, characters })
     }
 
     /// Compiles a source; an error names the place in it.
@@ -107,39 +116,38 @@ impl GrammarCompiler {
                 GrammarWithLexer::from_lark(text.clone())
             }
             GrammarSource::Choice(choices) => GrammarWithLexer::from_lark(lark::choice(choices)?),
-            GrammarSource::Calls(calls) => {
-                let grammar = GrammarWithLexer::from_lark(reply::lark(calls, &self.tokenizer)?);
-                let matcher = self.matcher(grammar).map_err(|problem| self.locate_tool(calls, problem))?;
-                return Ok(self.compiled(matcher));
-            }
+            GrammarSource::Calls(calls) => return self.compile_calls(calls),
         };
         let matcher = self.matcher(grammar).map_err(|problem| Error::source(source.kind(), problem))?;
         Ok(self.compiled(matcher))
     }
 
-    /// Finds the tool whose arguments do not compile.
-    fn locate_tool(&self, calls: &CallSource, problem: String) -> Error {
-        let compile = |schema: &Value| self.matcher(json_grammar(schema)).err();
-        for tool in &calls.tools {
-            if let Some(problem) = compile(&tool.parameters) {
-                return schema::locate(&tool.parameters, problem, compile).in_tool(&tool.name);
-            }
-        }
-        Error::source("tools", problem)
+    /// Returns a matcher at the beginning of a reply, or the problem in one line.
+    pub(crate) fn matcher(&self, grammar: GrammarWithLexer) -> Result<Matcher, String> {
+        self.matcher_of(grammar, true)
     }
 
-    /// Returns a matcher at the beginning of a reply, or the problem in one line.
-    fn matcher(&self, grammar: GrammarWithLexer) -> Result<Matcher, String> {
+    /// Returns a matcher. With `must_spell`, a grammar that the vocabulary cannot spell to an end is a problem.
+    pub(crate) fn matcher_of(&self, grammar: GrammarWithLexer, must_spell: bool) -> Result<Matcher, String> {
         let parser = self.factory.create_parser(TopLevelGrammar::from_grammar(grammar));
         let parser = parser.map_err(|error| in_one_line(&format!("{error:#}")))?;
         finite::check(parser.parser.grammar(), self.factory.limits())?;
+        if let Some(characters) = self.characters.as_ref().filter(|_| must_spell) {
+            characters.check(parser.parser.grammar(), self.factory.limits())?;
+        }
         let mut matcher = Matcher::new(Ok(parser));
         // The first mask finds a grammar that allows no text at all, and one that no token can begin.
         matcher.compute_mask_or_eos().map(|_| matcher).map_err(|error| in_one_line(&error.to_string()))
     }
 
-    fn compiled(&self, matcher: Matcher) -> CompiledGrammar {
-        CompiledGrammar { start: Mutex::new(matcher), env: self.factory.tok_env().clone(), forbidden: OnceLock::new() }
+    pub(crate) fn compiled(&self, matcher: Matcher) -> CompiledGrammar {
+        CompiledGrammar {
+            start: Mutex::new(matcher),
+            env: self.factory.tok_env().clone(),
+            forbidden: OnceLock::new(),
+            tools: Vec::new(),
+            not_enforced: Vec::new(),
+        }
     }
 }
 
@@ -164,7 +172,7 @@ fn in_one_line(text: &str) -> String {
 }
 
 /// Returns the grammar of a JSON schema.
-fn json_grammar(document: &Value) -> GrammarWithLexer {
+pub(crate) fn json_grammar(document: &Value) -> GrammarWithLexer {
     GrammarWithLexer::from_json_schema(json_schema(document, JSON_WHITESPACE))
 }
 
@@ -195,6 +203,8 @@ pub struct CompiledGrammar {
     pub(crate) env: llguidance::toktrie::TokEnv,
     /// Tokens that must not complete a trigger of calls, if this is a grammar of calls in which triggers are found.
     pub(crate) forbidden: OnceLock<Vec<Forbidden>>,
+    pub(crate) tools: Vec<CallTool>,
+    pub(crate) not_enforced: Vec<NotEnforced>,
 }
 
 impl std::fmt::Debug for CompiledGrammar {
@@ -204,6 +214,16 @@ impl std::fmt::Debug for CompiledGrammar {
 }
 
 impl CompiledGrammar {
+    /// Returns the tools of a grammar of calls, with the schemas that their arguments satisfy.
+    pub fn tools(&self) -> &[CallTool] {
+        &self.tools
+    }
+
+    /// Returns the parts of the tools' schemas that arguments need not satisfy, of tools that are not strict.
+    pub fn not_enforced(&self) -> &[NotEnforced] {
+        &self.not_enforced
+    }
+
     pub(crate) fn grammar_matcher(&self) -> GrammarMatcher {
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner);
         GrammarMatcher::new(start.deep_clone(), self.env.clone())

@@ -49,7 +49,7 @@ pub(crate) fn check(grammar: &CGrammar, limits: &ParserLimits) -> Result<(), Str
 }
 
 /// Returns the symbols that can occur in a text.
-fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
+pub(crate) fn reachable(grammar: &CGrammar) -> Vec<CSymIdx> {
     let mut symbols = vec![grammar.start()];
     let mut is_known = vec![false; grammar.start().as_index() + 1];
     is_known[grammar.start().as_index()] = true;

@@ -12,6 +12,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
 mod cache;
+mod compile_calls;
 mod compiler;
 mod error;
 mod expected;
@@ -22,13 +23,14 @@ mod matcher;
 mod reply;
 mod schema;
 mod source;
+mod spelling;
 mod vocabulary;
 
 pub use cache::{GrammarCache, MAX_CACHED, MAX_CACHED_TENANTS};
 pub use compiler::{CompiledGrammar, GrammarCompiler};
 pub use error::Error;
 pub use reply::{
-    ArgumentSyntax, CallFormat, CallRules, CallSource, CallTool, FORMATS, IdSyntax, Parameter, Piece, ReplyConstraint,
-    ReplyRules, SimpleTypes, ValueKind,
+    ArgumentSyntax, CallFormat, CallRules, CallSource, CallTool, FORMATS, IdSyntax, NotEnforced, Parameter, Piece,
+    ReplyConstraint, ReplyRules, SimpleTypes, ValueKind,
 };
 pub use source::{GrammarSource, MAX_CHOICES, MAX_SOURCE_BYTES};

@@ -10,6 +10,7 @@ use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use pellucid_tokenizer::{TokenInfo, TokenKind, Tokenizer};
 
 use crate::Error;
+use crate::spelling::Characters;
 
 /// Tokens of more bytes are left out of the trie, which has 10 bits for a depth.
 const MAX_TOKEN_BYTES: usize = 1000;
@@ -44,6 +45,11 @@ impl Vocabulary {
         let is_utf8 = |byte: &u8| !matches!(byte, 0xC0 | 0xC1 | 0xF5..);
         let spells_all = (0..=u8::MAX).filter(is_utf8).all(|byte| trie.token_id(&[byte]).is_some());
         Ok(Vocabulary { trie, tokenizer, spells_all })
+    }
+
+    /// Returns the characters, if they do not spell every text.
+    pub(crate) fn characters(&self) -> Option<Characters> {
+        Characters::new(&self.trie, self.spells_all)
     }
 
     pub(crate) fn shared(self) -> TokEnv {

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 use common::Random;
 use pellucid_checkpoint::HuggingFace;
 use pellucid_grammar::{
-    CallFormat, CallRules, CallSource, CallTool, Error, FORMATS, GrammarCompiler, GrammarSource, ReplyConstraint,
-    ReplyRules,
+    CallFormat, CallRules, CallSource, CallTool, Error, FORMATS, GrammarCompiler, GrammarSource, NotEnforced,
+    ReplyConstraint, ReplyRules,
 };
 use pellucid_sampling::{TokenConstraint, TokenMatcher};
 use pellucid_tokenizer::Tokenizer;
@@ -60,6 +60,54 @@ fn tokenizer(has_markers: bool) -> Tokenizer {
     Tokenizer::from_hugging_face(&folder).unwrap()
 }
 
+/// Returns a vocabulary of single characters.
+fn letters(characters: &str, words: &[&str]) -> GrammarCompiler {
+    let pieces = characters.chars().map(String::from).chain(words.iter().map(|word| (*word).to_owned()));
+    let vocabulary: serde_json::Map<String, Value> =
+        pieces.enumerate().map(|(id, piece)| (piece, json!(id + 1))).chain([("<end>".into(), json!(0))]).collect();
+    let end = json!({ "id": 0, "content": "<end>", "special": true, "normalized": false, "lstrip": false,
+        "rstrip": false, "single_word": false });
+    let tokenizer = json!({ "version": "1.0", "added_tokens": [end], "normalizer": null, "pre_tokenizer": null,
+        "post_processor": null, "decoder": null, "model": { "type": "BPE", "vocab": vocabulary, "merges": [] } });
+    let folder = HuggingFace {
+        config: json!({}),
+        generation_config: Some(json!({ "eos_token_id": 0 })),
+        tokenizer: Some(tokenizer.to_string()),
+        tokenizer_config: Some(json!({ "eos_token": "<end>" })),
+        chat_template: None,
+        ..HuggingFace::default()
+    };
+    let tokenizer = Arc::new(Tokenizer::from_hugging_face(&folder).unwrap());
+    let vocab_size = tokenizer.vocab_size();
+    GrammarCompiler::new(tokenizer, vocab_size).unwrap()
+}
+
+#[test]
+fn grammars_that_the_vocabulary_cannot_spell_to_an_end_are_refused() {
+    let compiler = letters("abc\"{}:, 0123", &["de"]);
+    let problem = |source| compiler.compile(&source).err().map(|error| error.to_string());
+    let regex = |text: &str| problem(GrammarSource::Regex(text.into()));
+    for fine in ["[a-c]+", "(ab|xy)c", "a{2,40}", "0*1"] {
+        assert_eq!(regex(fine), None, "{fine}");
+    }
+    for (stuck, missing) in [("abx", "'x'"), ("a(b|cx)", "'x'"), ("x", "spell"), ("(ab|a)f", "'f'")] {
+        let text = regex(stuck).unwrap_or_else(|| panic!("{stuck} was accepted"));
+        assert!(text.contains(missing) && text.contains("vocabulary can"), "{stuck}: {text}");
+    }
+    let schema = |name: &str| {
+        json!({ "type": "object", "properties": { name: { "type": "boolean" } }, "required": [name],
+        "additionalProperties": false })
+    };
+    let enumeration = json!({ "type": "object", "properties": { "a": { "enum": ["a", "xyz"] } }, "required": ["a"],
+        "additionalProperties": false });
+    assert_eq!(problem(GrammarSource::JsonSchema(enumeration)), None, "a value that cannot be begun is no dead end");
+    let text = problem(GrammarSource::JsonSchema(schema("a"))).unwrap();
+    assert!(text.starts_with("the schema at #/properties/a: "), "true and false cannot be spelled: {text}");
+    let tools = vec![CallTool { name: "a".into(), parameters: schema("b"), is_strict: false }];
+    let source = CallSource { format: format("hermes"), tools, is_parallel: true, is_required: true };
+    assert!(problem(GrammarSource::Calls(source)).is_some());
+}
+
 struct Model {
     tokenizer: Arc<Tokenizer>,
     compiler: GrammarCompiler,
@@ -90,13 +138,13 @@ fn tools() -> Vec<CallTool> {
         "additionalProperties": false
     });
     let empty = json!({ "type": "object", "properties": {}, "additionalProperties": false });
-    let tool = |name: &str, parameters| CallTool { name: name.into(), parameters };
+    let tool = |name: &str, parameters| CallTool { name: name.into(), parameters, is_strict: true };
     vec![tool("get_weather", weather), tool("get", empty)]
 }
 
 impl Model {
     fn constraint(&self, format: &'static CallFormat, is_required: bool, is_parallel: bool) -> ReplyConstraint {
-        let source = CallSource { format, tools: tools(), is_parallel };
+        let source = CallSource { format, tools: tools(), is_parallel, is_required };
         let grammar = self.compiler.compile(&GrammarSource::Calls(source.clone()));
         let grammar = Arc::new(grammar.unwrap_or_else(|error| panic!("{}: {error}", format.name)));
         let calls = CallRules {
@@ -265,7 +313,7 @@ fn an_answer_of_a_grammar_or_a_call() {
         let answer = Arc::new(model.compiler.compile(&GrammarSource::JsonSchema(schema)).unwrap());
         for name in ["hermes", "harmony"] {
             let format = format(name);
-            let source = CallSource { format, tools: tools(), is_parallel: true };
+            let source = CallSource { format, tools: tools(), is_parallel: true, is_required: false };
             let calls = CallRules {
                 grammar: Arc::new(model.compiler.compile(&GrammarSource::Calls(source)).unwrap()),
                 triggers: format.triggers(["get"].into_iter()),
@@ -300,8 +348,8 @@ fn an_answer_of_a_grammar_or_a_call() {
 #[test]
 fn a_schema_that_is_not_enforced_is_refused_with_the_name_of_the_tool() {
     let refuse = |name: &str, parameters: Value| {
-        let tools = vec![CallTool { name: "f".into(), parameters }];
-        let source = CallSource { format: format(name), tools, is_parallel: true };
+        let tools = vec![CallTool { name: "f".into(), parameters, is_strict: true }];
+        let source = CallSource { format: format(name), tools, is_parallel: true, is_required: true };
         let error = MODELS[0].compiler.compile(&GrammarSource::Calls(source)).unwrap_err();
         assert!(matches!(error, Error::Tool { .. }), "{error}");
         error.to_string()
@@ -318,4 +366,90 @@ fn a_schema_that_is_not_enforced_is_refused_with_the_name_of_the_tool() {
     assert!(text.starts_with("the tool \"f\": the schema at #/properties/a/properties/b: "), "{text}");
     let text = refuse("hermes", json!({ "properties": { "a": { "pattern": "(" } } }));
     assert!(text.starts_with("the tool \"f\": the schema at #/properties/a"), "{text}");
+}
+
+/// Tools as servers of the Model Context Protocol publish them (file system, GitHub, Playwright, Memory), and others
+/// with keywords that are not enforced.
+fn published_tools(is_strict: bool) -> Vec<CallTool> {
+    let list: Value = serde_json::from_str(include_str!("../fixtures/mcp_tools.json")).unwrap();
+    let tool = |tool: &Value| {
+        let function = &tool["function"];
+        let name = function["name"].as_str().unwrap().to_owned();
+        CallTool { name, parameters: function["parameters"].clone(), is_strict }
+    };
+    list.as_array().unwrap().iter().map(tool).collect()
+}
+
+#[test]
+fn keywords_that_are_not_enforced_are_left_out_and_named_unless_a_tool_is_strict() {
+    let compile = |format, tools| {
+        MODELS[0].compiler.compile(&GrammarSource::Calls(CallSource {
+            format,
+            tools,
+            is_parallel: true,
+            is_required: true,
+        }))
+    };
+    let grammar = compile(format("hermes"), published_tools(false)).unwrap();
+    let named = |part: &NotEnforced| format!("{} {}", part.tool, part.place);
+    let mut found: Vec<String> = grammar.not_enforced().iter().map(named).collect();
+    found.sort();
+    assert_eq!(
+        found,
+        [
+            "calendar_create_event #/dependentRequired",
+            "calendar_create_event #/if",
+            "calendar_create_event #/properties/attendees/contains",
+            "calendar_create_event #/properties/color/not",
+            "calendar_create_event #/properties/reminders/propertyNames",
+            "calendar_create_event #/properties/rrule/pattern",
+            "calendar_create_event #/then",
+            "notion_search #/properties/body/format",
+            "notion_search #/properties/parent/oneOf",
+            "openapi_update_order #/properties/note/nullable",
+            "openapi_update_order #/properties/price/exclusiveMinimum",
+            "settings_patch #/properties/extra/$ref",
+            "settings_patch #/properties/values/additionalProperties",
+            "settings_patch #/properties/values/patternProperties",
+            "settings_patch #/unevaluatedProperties",
+            "youtube_channels_batch #/properties/ids/uniqueItems",
+        ]
+    );
+    let strict = |tool: &CallTool| CallTool { is_strict: true, ..tool.clone() };
+    for tool in published_tools(false) {
+        let error = compile(format("hermes"), vec![strict(&tool)]).err().map(|error| error.to_string());
+        let is_named = grammar.not_enforced().iter().any(|part| part.tool == tool.name);
+        assert_eq!(error.is_some(), is_named, "{}: {error:?}", tool.name);
+        assert!(error.is_none_or(|text| text.starts_with(&format!("the tool {:?}: the schema at #/", tool.name))));
+    }
+    // The rest of each schema is enforced: without its left-out parts it is a schema that a strict tool may have.
+    assert!(grammar.tools().iter().all(|tool| compile(format("hermes"), vec![strict(tool)]).is_ok()));
+    assert_eq!(grammar.tools()[0], published_tools(false)[0], "a schema that is enforced stays as it is");
+    // A mistake in a schema is refused in any case.
+    for wrong in [
+        json!({ "properties": { "a": { "type": "text" } } }),
+        json!({ "properties": { "a": { "minimum": 3, "maximum": 1, "type": "integer" } }, "required": ["a"] }),
+    ] {
+        let tool = CallTool { name: "f".into(), parameters: wrong, is_strict: false };
+        assert!(matches!(compile(format("hermes"), vec![tool]), Err(Error::Tool { .. })));
+    }
+}
+
+/// Every syntax of arguments can write calls of published tools. Those that write arguments one by one enforce less.
+#[test]
+fn published_tools_can_be_called_in_every_syntax() {
+    let model = &MODELS[0];
+    let tools = published_tools(false);
+    for format in ["qwen3-coder", "lfm2", "gemma4"].map(format) {
+        let source = CallSource { format, tools: tools.clone(), is_parallel: false, is_required: true };
+        let grammar = Arc::new(model.compiler.compile(&GrammarSource::Calls(source)).unwrap());
+        assert!(grammar.not_enforced().len() >= 15, "{}: {:?}", format.name, grammar.not_enforced());
+        let triggers = format.triggers(tools.iter().map(|tool| tool.name.as_str()));
+        let calls = CallRules { grammar, triggers, is_at_start: format.is_at_start, is_required: true };
+        let constraint = model.compiler.reply(ReplyRules { calls: Some(calls), ..ReplyRules::default() });
+        for seed in 0..3 {
+            let mut matcher = constraint.matcher();
+            model.sample(&mut *matcher, &mut Random(seed), 60);
+        }
+    }
 }

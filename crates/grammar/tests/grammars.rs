@@ -49,6 +49,27 @@ fn replies_satisfy_their_schema() {
 }
 
 #[test]
+fn formats_of_integers_are_bounds() {
+    let cases = [
+        ("int8", "-128", "127", ["-129", "128"]),
+        ("int32", "-2147483648", "2147483647", ["-2147483649", "2147483648"]),
+        ("int64", "-9223372036854774784", "9223372036854774784", ["-9223372036854775809", "9223372036854775808"]),
+        ("uint8", "0", "255", ["-1", "256"]),
+        ("uint64", "0", "18446744073709551615", ["-1", "-9"]),
+    ];
+    for (format, least, most, outside) in cases {
+        let schema = json!({ "type": "array", "items": { "type": "integer", "format": format } });
+        let grammar = compile(GrammarSource::JsonSchema(schema)).unwrap();
+        let takes = |number: &str| {
+            let mut matcher = grammar.matcher();
+            TOKENIZER.encode_within(&format!("[{number}]")).into_iter().all(|id| matcher.accept(id).is_ok())
+        };
+        assert!(takes(least) && takes(most) && takes("7"), "{format}");
+        assert!(!outside.into_iter().any(takes), "{format}");
+    }
+}
+
+#[test]
 fn a_json_object_is_any_object_and_nothing_else() {
     let grammar = compile(GrammarSource::JsonObject).unwrap();
     for seed in 0..50 {

@@ -3,14 +3,12 @@
 use std::fmt::Write;
 
 use pellucid_tokenizer::Tokenizer;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::format::{ArgumentSyntax, CallFormat, Piece};
 use super::parameters::{Parameter, ValueKind, parameters, resolve, with_definitions};
 use crate::{Error, compiler, schema};
 
-/// Maximum depth of values that are not JSON.
-const MAX_DEPTH: usize = 16;
 /// White space between pieces: a space, or line breaks with indentation. Without a bound, a model can fill a reply
 /// with it.
 const SPACE: &str = r"/ |\n{1,2}[ \t]{0,8}/";
@@ -24,6 +22,9 @@ pub struct CallSource {
     pub tools: Vec<CallTool>,
     /// Whether a reply may hold several calls.
     pub is_parallel: bool,
+    /// Whether a reply must hold a call. Then a vocabulary that cannot spell every call is an error; otherwise a reply
+    /// that begins such a call ends with an error.
+    pub is_required: bool,
 }
 
 /// A tool that may be called.
@@ -33,6 +34,18 @@ pub struct CallTool {
     pub name: String,
     /// JSON schema of its arguments, which are an object.
     pub parameters: Value,
+    /// Whether a keyword of the schema that is not enforced is an error. Otherwise it is left out, and
+    /// [`CompiledGrammar::not_enforced`](crate::CompiledGrammar::not_enforced) names it.
+    pub is_strict: bool,
+}
+
+/// A part of a tool's schema that calls need not satisfy.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NotEnforced {
+    /// Name of the tool.
+    pub tool: String,
+    /// JSON pointer to the keyword in the schema, such as `#/properties/tags/uniqueItems`.
+    pub place: String,
 }
 
 impl CallTool {
@@ -42,22 +55,28 @@ impl CallTool {
     }
 }
 
-/// Returns the schema of arguments as an object, which it may not say.
-pub(crate) fn object_schema(parameters: &Value) -> Value {
-    let mut schema = parameters.clone();
-    if let Value::Object(members) = &mut schema {
-        members.entry("type").or_insert_with(|| "object".into());
-    }
-    schema
-}
-
-/// Returns the grammar of calls, the text before the first included.
-pub(crate) fn lark(source: &CallSource, tokenizer: &Tokenizer) -> Result<String, Error> {
-    let mut writer = Writer { tokenizer, rules: String::new(), num_rules: 0 };
+/// Returns the grammar of calls, the text before the first included. Adds parts of the schemas that the format cannot
+/// enforce to `left_out`.
+pub(crate) fn lark(
+    source: &CallSource,
+    tokenizer: &Tokenizer,
+    left_out: &mut Vec<NotEnforced>,
+) -> Result<String, Error> {
+    let mut writer = Writer {
+        tokenizer,
+        rules: String::new(),
+        num_rules: 0,
+        is_strict: true,
+        left_out: Vec::new(),
+        has_any_value: false,
+    };
     let names: Vec<String> = (0..source.tools.len()).map(|index| format!("call_{index}")).collect();
     for (tool, rule) in source.tools.iter().zip(&names) {
         schema::check(&tool.parameters).map_err(|error| error.in_tool(&tool.name))?;
+        writer.is_strict = tool.is_strict;
         let body = writer.call(source.format, tool).map_err(|error| error.in_tool(&tool.name))?;
+        let places = writer.left_out.drain(..);
+        left_out.extend(places.map(|place| NotEnforced { tool: tool.name.clone(), place }));
         writer.rule(rule, &body);
     }
     let format = source.format;
@@ -74,14 +93,20 @@ pub(crate) fn lark(source: &CallSource, tokenizer: &Tokenizer) -> Result<String,
     Ok(writer.rules)
 }
 
-struct Writer<'t> {
+pub(super) struct Writer<'t> {
     tokenizer: &'t Tokenizer,
     rules: String,
-    num_rules: usize,
+    pub(super) num_rules: usize,
+    /// Whether a value that the format cannot write is refused.
+    pub(super) is_strict: bool,
+    /// Places of values of the current tool that may be anything.
+    pub(super) left_out: Vec<String>,
+    /// Whether the rule for any value was written.
+    pub(super) has_any_value: bool,
 }
 
 impl Writer<'_> {
-    fn rule(&mut self, name: &str, body: &str) {
+    pub(super) fn rule(&mut self, name: &str, body: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.rules, "{name}: {body}");
     }
@@ -92,14 +117,14 @@ impl Writer<'_> {
     }
 
     /// Adds a rule and returns its name.
-    fn add(&mut self, body: &str) -> String {
+    pub(super) fn add(&mut self, body: &str) -> String {
         let name = self.fresh();
         self.rule(&name, body);
         name
     }
 
     /// Returns a text that may be spelled with ordinary tokens, or with the tokens that mark structure.
-    fn text(&self, text: &str) -> String {
+    pub(super) fn text(&self, text: &str) -> String {
         let mut parts: Vec<String> = Vec::new();
         let mut plain = String::new();
         let mut rest = text;
@@ -150,7 +175,7 @@ impl Writer<'_> {
 
     fn arguments(&mut self, syntax: ArgumentSyntax, schema: &Value) -> Result<String, Error> {
         match syntax {
-            ArgumentSyntax::Json => Ok(json_rule(&object_schema(schema))),
+            ArgumentSyntax::Json => Ok(json_rule(schema)),
             ArgumentSyntax::Parameters(pieces) => {
                 let mut parts = Vec::new();
                 for parameter in parameters(schema)? {
@@ -169,7 +194,7 @@ impl Writer<'_> {
                 }
                 Ok(self.list(&members, "\",\" SPACE?"))
             }
-            ArgumentSyntax::Quoted(quote) => self.quoted_object(quote, schema, schema, "#", MAX_DEPTH),
+            ArgumentSyntax::Quoted(quote) => self.quoted_arguments(quote, schema),
         }
     }
 
@@ -208,7 +233,7 @@ impl Writer<'_> {
     }
 
     /// Returns any text up to the first occurrence of `end`, which is included.
-    fn text_until(&mut self, end: &str, min: u64, max: Option<u64>) -> String {
+    pub(super) fn text_until(&mut self, end: &str, min: u64, max: Option<u64>) -> String {
         let any = match (min, max) {
             (0, None) => "/(?s:.*)/".to_owned(),
             (min, max) => format!("/(?s:.{{{min},{}}})/", max.map_or(String::new(), |max| max.to_string())),
@@ -226,7 +251,7 @@ impl Writer<'_> {
     }
 
     /// Returns members in their order, separated; those that are not required may be left out.
-    fn list(&mut self, members: &[(String, bool)], separator: &str) -> String {
+    pub(super) fn list(&mut self, members: &[(String, bool)], separator: &str) -> String {
         // `rest` follows a member, `first` follows none.
         let (mut first, mut rest) = ("\"\"".to_owned(), "\"\"".to_owned());
         for (member, is_required) in members.iter().rev() {
@@ -240,102 +265,6 @@ impl Writer<'_> {
             rest = self.add(&next_rest);
         }
         first
-    }
-
-    fn quoted_object(
-        &mut self,
-        quote: &str,
-        schema: &Value,
-        root: &Value,
-        place: &str,
-        depth: usize,
-    ) -> Result<String, Error> {
-        let whole = with_definitions(schema, root);
-        let found = parameters(&whole).map_err(|error| error.below(place))?;
-        let mut members = Vec::new();
-        for parameter in found {
-            let place = format!("{place}/properties/{}", parameter.name);
-            let value = self.quoted_value(quote, &parameter.schema, root, &place, depth - 1)?;
-            let value = self.add(&value);
-            members.push((format!("{} {value}", quoted(&format!("{}:", parameter.name))), parameter.is_required));
-        }
-        let list = self.list(&members, "\",\"");
-        Ok(format!("\"{{\" {list} \"}}\""))
-    }
-
-    /// Returns a value whose texts stand between quotation marks of the format.
-    fn quoted_value(
-        &mut self,
-        quote: &str,
-        schema: &Value,
-        root: &Value,
-        place: &str,
-        depth: usize,
-    ) -> Result<String, Error> {
-        let refuse = |what: &str| {
-            let problem = format!("{what} cannot be written in this model's format of calls");
-            Err(Error::Schema { place: place.to_owned(), problem })
-        };
-        if depth == 0 {
-            return refuse("a value of this depth");
-        }
-        let schema = resolve(schema, root);
-        let Value::Object(members) = schema else { return refuse("a value without a type") };
-        for list in ["anyOf", "oneOf"] {
-            let Some(Value::Array(schemas)) = members.get(list) else { continue };
-            let mut parts = Vec::new();
-            for (index, schema) in schemas.iter().enumerate() {
-                let value = self.quoted_value(quote, schema, root, &format!("{place}/{list}/{index}"), depth - 1)?;
-                parts.push(self.add(&value));
-            }
-            return Ok(parts.join(" | "));
-        }
-        let values = match (members.get("enum"), members.get("const")) {
-            (Some(Value::Array(values)), _) => Some(values.clone()),
-            (_, Some(value)) => Some(vec![value.clone()]),
-            _ => None,
-        };
-        let mark = self.text(quote);
-        if let Some(values) = values {
-            let spelled = |value: &Value| match value {
-                Value::String(text) if !text.contains(quote) => Some(match text.as_str() {
-                    "" => format!("{mark} {mark}"),
-                    text => format!("{mark} {} {mark}", quoted(text)),
-                }),
-                Value::Null | Value::Bool(_) | Value::Number(_) => Some(quoted(&value.to_string())),
-                _ => None,
-            };
-            let spelled: Option<Vec<String>> = values.iter().map(spelled).collect();
-            return spelled.map_or_else(|| refuse("this enum"), |values| Ok(values.join(" | ")));
-        }
-        match members.get("type").and_then(Value::as_str) {
-            Some("string") => {
-                let found = parameters(&json!({ "properties": { "x": schema } }))?;
-                let Some(ValueKind::Text { min, max }) = found.first().map(|parameter| &parameter.kind) else {
-                    return refuse("a string with a pattern or a format");
-                };
-                let body = self.text_until(quote, *min, *max);
-                let body = self.add(&body);
-                Ok(format!("{mark} {body}"))
-            }
-            Some("integer" | "number" | "boolean" | "null") => Ok(json_rule(&with_definitions(schema, root))),
-            Some("object") => self.quoted_object(quote, schema, root, place, depth),
-            Some("array") => {
-                if let Some(name) = members.keys().find(|name| {
-                    !matches!(
-                        name.as_str(),
-                        "type" | "items" | "description" | "title" | "default" | "$defs" | "definitions"
-                    )
-                }) {
-                    return refuse(&format!("an array with {name:?}"));
-                }
-                let item = members.get("items").unwrap_or(&Value::Bool(true));
-                let item = self.quoted_value(quote, item, root, &format!("{place}/items"), depth - 1)?;
-                let item = self.add(&item);
-                Ok(format!("\"[\" ({item} (\",\" {item})*)? \"]\""))
-            }
-            _ => refuse("a value without a type"),
-        }
     }
 }
 
@@ -389,7 +318,7 @@ pub(super) fn structure_token<'t>(tokenizer: &Tokenizer, text: &'t str) -> Optio
     })
 }
 
-fn json_rule(schema: &Value) -> String {
+pub(super) fn json_rule(schema: &Value) -> String {
     format!("%json {}", compiler::call_schema(schema))
 }
 
@@ -398,7 +327,7 @@ fn alternatives(choices: &[String]) -> String {
 }
 
 /// Returns a text in quotes.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 

@@ -3,13 +3,13 @@
 
 use serde_json::{Map, Value};
 
-use crate::Error;
+use crate::{Error, schema};
 
 /// Maximum references that are followed to find the type of a parameter.
 const MAX_REFERENCES: usize = 16;
 /// Keywords of the schema of all arguments that such formats enforce; the others belong to values.
-const OBJECT_KEYWORDS: [&str; 9] =
-    ["type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id", "description"];
+const OBJECT_KEYWORDS: [&str; 8] =
+    ["type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"];
 
 /// One parameter.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,6 +77,9 @@ impl SimpleTypes {
 /// Returns the parameters of a tool. A schema that says more about the arguments than which there are is refused.
 pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter>, Error> {
     let empty = Map::new();
+    // Generators of schemas may define the object of all arguments under a name.
+    let referred = schema.get("$ref").map(|_| with_definitions(resolve(schema, schema), schema));
+    let schema = referred.as_ref().unwrap_or(schema);
     let members = schema.as_object().unwrap_or(&empty);
     if let Some(name) = members.keys().find(|name| !is_known(name)) {
         let problem = "it is enforced for values in this model's format of calls, but not for all arguments together; \
@@ -91,8 +94,7 @@ pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter>, Error> {
         return Err(Error::Schema { place: "#/required".into(), problem });
     }
     let parameter = |(name, value): (&String, &Value)| {
-        // Names stand between markers.
-        if name.is_empty() || name.contains(['<', '>', '"', '=', ':', ',', '\n', '{', '}']) || name.trim() != name {
+        if !is_writable(name) {
             let problem = "the name cannot be written in this model's format of calls".to_owned();
             return Err(Error::Schema { place: format!("#/properties/{name}"), problem });
         }
@@ -103,10 +105,14 @@ pub(super) fn parameters(schema: &Value) -> Result<Vec<Parameter>, Error> {
     properties.iter().filter(|(_, value)| **value != Value::Bool(false)).map(parameter).collect()
 }
 
-fn is_known(name: &str) -> bool {
-    OBJECT_KEYWORDS.contains(&name)
-        || matches!(name, "title" | "$comment" | "examples" | "default" | "deprecated")
-        || (name.starts_with("x-") && name != "x-guidance")
+/// Whether a keyword of an object is enforced in such formats, or only describes.
+pub(super) fn is_known(name: &str) -> bool {
+    OBJECT_KEYWORDS.contains(&name) || schema::is_annotation(name)
+}
+
+/// Whether the name of a parameter can be written between markers.
+pub(super) fn is_writable(name: &str) -> bool {
+    !name.is_empty() && !name.contains(['<', '>', '"', '=', ':', ',', '\n', '{', '}']) && name.trim() == name
 }
 
 /// Follows references within the schema.

@@ -86,20 +86,37 @@ const ENFORCED: &[(&str, Shape)] = &[
     ("type", Shape::TypeName),
 ];
 
+/// Keywords that describe, declare a name, or are hints of OpenAPI and of editors.
 const ANNOTATIONS: &[&str] = &[
     "$anchor",
     "$comment",
+    "$dynamicAnchor",
+    "$recursiveAnchor",
+    "$vocabulary",
     "contentEncoding",
     "contentMediaType",
+    "contentSchema",
     "default",
     "deprecated",
+    "deprecationMessage",
     "description",
+    "discriminator",
+    "enumDescriptions",
+    "enumNames",
+    "errorMessage",
     "example",
     "examples",
+    "externalDocs",
+    "markdownDescription",
+    "markdownEnumDescriptions",
     "readOnly",
     "title",
     "writeOnly",
+    "xml",
 ];
+
+/// Annotations that the parser refuses.
+pub(super) const UNKNOWN_TO_PARSER: [&str; 4] = ["$dynamicAnchor", "$recursiveAnchor", "$vocabulary", "contentSchema"];
 
 impl Keyword {
     pub(super) fn of(name: &str) -> Keyword {

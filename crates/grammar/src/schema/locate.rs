@@ -13,7 +13,7 @@ use crate::Error;
 const MAX_ATTEMPTS: usize = 64;
 
 /// Returns the error of a schema that does not compile. `problem_of` compiles a schema and returns its problem.
-pub(crate) fn locate(document: &Value, problem: String, problem_of: impl Fn(&Value) -> Option<String>) -> Error {
+pub(crate) fn locate(document: &Value, problem: String, mut problem_of: impl FnMut(&Value) -> Option<String>) -> Error {
     let (mut place, mut problem, mut part) = ("#".to_owned(), problem, document);
     let mut num_attempts = 0;
     'descend: loop {
@@ -54,7 +54,7 @@ fn children<'s>(schema: &'s Value, place: &str) -> Vec<(String, &'s Value)> {
 }
 
 /// Returns a part as a schema of its own, with the definitions that it may refer to.
-fn with_definitions(part: &Value, document: &Value) -> Value {
+pub(crate) fn with_definitions(part: &Value, document: &Value) -> Value {
     let mut whole: Map<String, Value> = part.as_object().cloned().unwrap_or_default();
     for name in ["$schema", "$defs", "definitions"] {
         if let (Some(value), false) = (document.get(name), whole.contains_key(name)) {

@@ -2,17 +2,20 @@
 //! right type.
 //!
 //! JSON Schema tells implementations to ignore keywords that they do not know. A reply would then break a rule that its
-//! client wrote down, so an unknown keyword is refused by name here, with its place in the schema.
+//! client wrote down, so an unknown keyword is refused by name here, with its place in the schema. For tools that are
+//! not `strict`, `loosen.rs` leaves out such keywords instead, and the reply names them.
 
 mod keywords;
 mod locate;
+mod loosen;
 mod rewrite;
 
 use serde_json::Value;
 
 use crate::Error;
 
-pub(crate) use locate::locate;
+pub(crate) use locate::{locate, with_definitions};
+pub(crate) use loosen::{for_each_part, leave_out, loosen};
 pub(crate) use rewrite::rewrite;
 
 use keywords::{Keyword, Shape};
@@ -105,6 +108,11 @@ fn allows_every_text(schema: &Value) -> bool {
     }
 }
 
+/// Whether a keyword only describes.
+pub(crate) fn is_annotation(name: &str) -> bool {
+    Keyword::of(name) == Keyword::Annotation
+}
+
 fn check_type(name: &str, place: &str) -> Result<(), Error> {
     const TYPES: [&str; 7] = ["array", "boolean", "integer", "null", "number", "object", "string"];
     if TYPES.contains(&name) {
@@ -115,7 +123,7 @@ fn check_type(name: &str, place: &str) -> Result<(), Error> {
 }
 
 /// Returns the JSON pointer of a member.
-fn below(place: &str, name: &str) -> String {
+pub(crate) fn below(place: &str, name: &str) -> String {
     format!("{place}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 

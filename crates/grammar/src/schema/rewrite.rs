@@ -2,12 +2,14 @@
 //!
 //! - `date`, `time` and `date-time`: the parser allows February 29 in every year and a 60th second in every minute. RFC
 //!   3339 has leap days in leap years only; a leap second depends on the time zone, so none is allowed here.
+//! - Formats of integers, `int8` to `int64` and `uint8` to `uint64`, which generators of schemas write: the parser
+//!   ignores them, so they become bounds.
 //! - Counts such as `2.0` are written as integers.
-//! - `propertyNames` that every name satisfies is removed.
+//! - `propertyNames` that every name satisfies is removed, and so are annotations that the parser refuses.
 
 use serde_json::{Value, json};
 
-use super::keywords::{Keyword, Shape};
+use super::keywords::{Keyword, Shape, UNKNOWN_TO_PARSER};
 
 /// A year other than 0000, which many libraries refuse.
 const YEAR: &str = "(?:[0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)";
@@ -28,6 +30,29 @@ fn pattern(format: &str) -> Option<String> {
     }
 }
 
+/// Returns the condition of a format of integers. The parser's bounds are numbers that are both f64 and i64, so those
+/// of `int64` are the next ones within the format, and `uint64` has only one.
+fn bounds(format: &str) -> Option<Value> {
+    let between = |minimum: i64, maximum: i64| Some(json!({ "minimum": minimum, "maximum": maximum }));
+    const MOST: i64 = i64::MAX - 1023;
+    match format {
+        "int8" => between(i8::MIN.into(), i8::MAX.into()),
+        "int16" => between(i16::MIN.into(), i16::MAX.into()),
+        "int32" => between(i32::MIN.into(), i32::MAX.into()),
+        "int64" => between(-MOST, MOST),
+        "uint8" => between(0, u8::MAX.into()),
+        "uint16" => between(0, u16::MAX.into()),
+        "uint32" => between(0, u32::MAX.into()),
+        "uint64" => Some(json!({ "minimum": 0 })),
+        _ => None,
+    }
+}
+
+/// Returns the condition that a format stands for, where the parser would ignore a part of it.
+fn condition(format: &str) -> Option<Value> {
+    pattern(format).map(|pattern| json!({ "pattern": pattern })).or_else(|| bounds(format))
+}
+
 /// Returns the integer that a number such as `2.0` stands for.
 pub(super) fn integer(value: &Value) -> Option<u64> {
     let whole = |number: f64| (number.fract() == 0.0 && (0.0..1e15).contains(&number)).then_some(number as u64);
@@ -39,6 +64,7 @@ pub(crate) fn rewrite(schema: &mut Value) {
     let Value::Object(members) = schema else { return };
     // The check lets it pass only if every name satisfies it. The parser does not know it.
     members.shift_remove("propertyNames");
+    UNKNOWN_TO_PARSER.iter().for_each(|name| drop(members.shift_remove(*name)));
     for (name, value) in members.iter_mut() {
         let Keyword::Enforced(shape) = Keyword::of(name) else { continue };
         match (shape, value) {
@@ -53,9 +79,8 @@ pub(crate) fn rewrite(schema: &mut Value) {
             _ => {}
         }
     }
-    let Some(pattern) = members.get("format").and_then(Value::as_str).and_then(pattern) else { return };
+    let Some(condition) = members.get("format").and_then(Value::as_str).and_then(condition) else { return };
     members.shift_remove("format");
-    let condition = json!({ "pattern": pattern });
     match members.get_mut("allOf") {
         Some(Value::Array(parts)) => parts.push(condition),
         _ => drop(members.insert("allOf".to_owned(), json!([condition]))),
