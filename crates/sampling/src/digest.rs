@@ -5,7 +5,7 @@
 //! over a digest and samples the same token as over the row. Where a digest holds too little,
 //! [`Sampler::sample_digest`] returns `None` and the caller fetches the row.
 
-use crate::candidates::{Candidate, Candidates, Workspace, by_rank};
+use crate::candidates::{Candidate, Candidates, Workspace, allows, by_rank};
 use crate::draw::{approximate_time, race};
 use crate::exponential::exp_of_nonpositive;
 use crate::logprobs::ModelView;
@@ -193,17 +193,31 @@ impl Sampler {
         })
     }
 
-    /// Samples the token at `position` from the digest of [`Sampler::query`]: the same token as from the row. Returns
-    /// `None` where the digest holds too little.
+    /// Returns the query of a row whose tokens a mask will exclude; `None` where a digest cannot be enough: the sum of
+    /// the weights that stay is not in it.
+    pub fn masked_query(&self, position: u32) -> Option<DigestQuery> {
+        self.query(position).filter(|query| match query.shortlist {
+            Some(Shortlist { k, p, .. }) => k < u32::MAX || p >= 1.0,
+            None => query.race.is_some(),
+        })
+    }
+
+    /// Samples the token at `position` from the digest of [`Sampler::query`]: the same token as from the row with the
+    /// same mask (see [`Input::mask`]). Returns `None` where the digest holds too little.
     pub fn sample_digest(
         &self,
         digest: &Digest<'_>,
         position: u32,
+        mask: Option<&[u32]>,
         space: &mut Workspace,
     ) -> Result<Option<Choice>, Error> {
+        let is_allowed = |token: u32| mask.is_none_or(|words| allows(words, token));
+        if !digest.top.iter().any(|&(token, _)| is_allowed(token)) {
+            return Ok(None);
+        }
         let history = History::new(&[], None);
         // The steps of a chain with a query look only at the candidates.
-        let input = Input { logits: &[], history: &history, position, mask: None };
+        let input = Input { logits: &[], history: &history, position, mask };
         let mut set = Candidates::of_digest(digest, space);
         let view = self.logprobs.map(|num_top| ModelView::new(&mut set, num_top));
         let context = Context { input: &input, seed: self.seed, mu: 0.0 };
@@ -213,7 +227,8 @@ impl Sampler {
         if set.lacks_tokens() || set.finalists().is_some_and(<[_]>::is_empty) {
             return Ok(None);
         }
-        let outcome = race(&set, self.seed, position, false);
+        // If a token that is not allowed wins among the finalists, the fastest of the others may be no finalist.
+        let outcome = race(&set, self.seed, position, false).filter(|outcome| is_allowed(outcome.winner.id));
         Ok(outcome.map(|outcome| self.choice(outcome.winner.id, outcome.winner.logit, view.as_ref())))
     }
 }

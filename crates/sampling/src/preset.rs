@@ -40,8 +40,9 @@ impl Preset {
             // Benchmarks of knowledge decode greedily: where one answer is right, sampling can only miss it.
             Preset::Factual => SamplingParams { temperature: 0.0, ..neutral },
             // Close to the defaults of current chat models: temperature 0.6 to 0.7, top-p 0.8 to 0.9, and a top-k that
-            // cuts the far tail. DRY, with its author's values, keeps small models out of loops.
-            Preset::Chat => SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.9, dry_multiplier: 0.8, ..neutral },
+            // cuts the far tail. No penalty on repeats: DRY spoils the indentation of copied code, and the loop guard
+            // ends the loops of small models.
+            Preset::Chat => SamplingParams { temperature: 0.7, top_k: 40, top_p: 0.9, ..neutral },
             // The model's own spread, with the tail cut in proportion to how sure the model is: min-p keeps text
             // coherent at temperatures where top-p no longer does (Nguyen et al., "Turning up the heat", 2024).
             Preset::Creative => SamplingParams { temperature: 1.0, min_p: 0.05, presence_penalty: 0.3, ..neutral },

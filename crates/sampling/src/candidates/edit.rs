@@ -4,6 +4,11 @@ use super::{Candidates, Workspace};
 use crate::Error;
 use crate::row_blocks::{self, BLOCK};
 
+/// Whether a mask allows a token: token t is bit t % 32 of word t / 32.
+pub(crate) fn allows(words: &[u32], token: u32) -> bool {
+    words.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
 impl Candidates<'_> {
     /// Divides by a temperature above 0.
     pub(crate) fn divide(&mut self, temperature: f64) {
@@ -51,8 +56,16 @@ impl Candidates<'_> {
         }
     }
 
-    /// Drops every token whose bit is 0: token t is bit t % 32 of word t / 32. Only while the set is a row.
+    /// Drops every token whose bit is 0: token t is bit t % 32 of word t / 32. Only while the set is a row, or known by
+    /// its digest.
     pub(crate) fn mask(&mut self, words: &[u32]) {
+        if let Some(digest) = self.digest {
+            // The most probable tokens of those that stay.
+            self.space.list.retain(|candidate| allows(words, candidate.id));
+            self.is_masked = true;
+            self.digest = Some(digest).filter(|digest| !digest.has_all);
+            return;
+        }
         self.copy_row();
         let Workspace { edited, maxima, .. } = &mut *self.space;
         for ((block, words), highest) in edited.chunks_mut(BLOCK).zip(words.chunks(BLOCK / 32)).zip(maxima) {

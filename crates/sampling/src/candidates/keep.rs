@@ -130,7 +130,9 @@ impl Candidates<'_> {
 
     /// Makes the list the whole set. `needs_more` says that tokens below those of the digest may belong to it.
     fn leave_digest(&mut self, needs_more: bool) {
-        self.lacks_tokens |= needs_more && self.digest.is_some_and(|digest| !digest.has_all);
+        if needs_more && self.digest.is_some_and(|digest| !digest.has_all) {
+            self.lacks_tokens.set(true);
+        }
         self.digest = None;
     }
 }

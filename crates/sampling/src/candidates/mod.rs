@@ -11,6 +11,9 @@
 mod edit;
 mod keep;
 
+pub(crate) use edit::allows;
+
+use std::cell::Cell;
 use std::cmp::Ordering;
 
 use crate::Error;
@@ -64,8 +67,10 @@ pub(crate) struct Candidates<'a> {
     temperature: f64,
     /// Digest of the row while the list holds only the row's most probable tokens.
     digest: Option<&'a Digest<'a>>,
+    /// Whether a mask dropped tokens of the digest, so that its sums are not those of the set.
+    is_masked: bool,
     /// Whether a step needed more of the row than the digest holds. The set has no meaning then.
-    lacks_tokens: bool,
+    lacks_tokens: Cell<bool>,
 }
 
 impl<'a> Candidates<'a> {
@@ -80,7 +85,8 @@ impl<'a> Candidates<'a> {
             is_list: false,
             temperature: 1.0,
             digest: None,
-            lacks_tokens: false,
+            is_masked: false,
+            lacks_tokens: Cell::new(false),
         })
     }
 
@@ -95,13 +101,14 @@ impl<'a> Candidates<'a> {
             is_list: true,
             temperature: 1.0,
             digest: Some(digest),
-            lacks_tokens: false,
+            is_masked: false,
+            lacks_tokens: Cell::new(false),
         }
     }
 
     /// Whether a step needed more of the row than the digest holds.
     pub(crate) fn lacks_tokens(&self) -> bool {
-        self.lacks_tokens
+        self.lacks_tokens.get()
     }
 
     /// Tokens of which one wins the race over the whole row; only while the row is known by its digest.
@@ -183,7 +190,10 @@ impl<'a> Candidates<'a> {
         let (largest, inverse) = (self.largest(), self.inverse_temperature());
         match (self.row(), self.digest) {
             (Some((logits, maxima)), _) => row_blocks::mass(logits, maxima, largest, inverse),
-            (None, Some(digest)) => Mass { total: digest.total(self.temperature), handicap: f64::NAN },
+            (None, Some(digest)) => {
+                self.lacks_tokens.set(self.lacks_tokens.get() || self.is_masked);
+                Mass { total: digest.total(self.temperature), handicap: f64::NAN }
+            }
             (None, None) => list_mass(&self.space.list, largest, inverse),
         }
     }

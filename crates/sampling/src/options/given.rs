@@ -146,8 +146,7 @@ mod tests {
         let mut given = GivenOptions::default();
         given.insert(top_p, Value::Number(0.5));
         let params = given.apply(Preset::Chat.params(), encode);
-        let breakers = crate::DRY_BREAKERS.map(encode).to_vec();
-        assert_eq!(params, SamplingParams { top_p: 0.5, dry_sequence_breakers: breakers, ..Preset::Chat.params() });
+        assert_eq!(params, SamplingParams { top_p: 0.5, ..Preset::Chat.params() });
         let mut changes = GivenOptions::default();
         changes.insert(top_p, Value::Number(0.25));
         let changed = given.changed(changes);

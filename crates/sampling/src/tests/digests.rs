@@ -4,19 +4,40 @@ use proptest::prelude::*;
 
 use super::row;
 use crate::digest::{OwnedDigest, RACE_MARGIN};
+use crate::philox::token_word;
 use crate::{Choice, Input, Sampler, SamplingParams, StepKind, Workspace};
 
 const NUM_TOP: usize = 64;
 
 /// Samples from the row and from its digest; the second is `None` where the digest holds too little.
 fn both(params: &SamplingParams, logits: &[f32], position: u32) -> (Choice, Option<Choice>) {
+    both_masked(params, logits, position, None)
+}
+
+/// Samples as [`both`] does, with the mask of a grammar.
+fn both_masked(
+    params: &SamplingParams,
+    logits: &[f32],
+    position: u32,
+    mask: Option<&[u32]>,
+) -> (Choice, Option<Choice>) {
     let sampler = Sampler::new(params, logits.len()).unwrap();
     let (history, mut space) = (sampler.history(&[]), Workspace::new());
-    let input = Input { logits, history: &history, position, mask: None };
+    let input = Input { logits, history: &history, position, mask };
     let whole = sampler.sample(&input, &mut sampler.state(), &mut space).unwrap();
     let query = sampler.query(position).expect("a usual chain");
     let digest = OwnedDigest::of(logits, &query, NUM_TOP).expect("a plain row");
-    (whole, sampler.sample_digest(&digest.as_digest(), position, &mut space).unwrap())
+    (whole, sampler.sample_digest(&digest.as_digest(), position, mask, &mut space).unwrap())
+}
+
+/// Returns a mask that allows about one token of `one_in`, and at least one of the row.
+fn mask(len: usize, seed: u64, one_in: u32) -> Vec<u32> {
+    let mut words = vec![0; len.div_ceil(32)];
+    let allowed = (0..len as u32).filter(|&id| token_word(seed, 1, id).is_multiple_of(one_in));
+    for id in allowed.chain([token_word(seed, 2, 0) % len as u32]) {
+        words[id as usize / 32] |= 1 << (id % 32);
+    }
+    words
 }
 
 /// Returns the token that a device would guess.
@@ -65,6 +86,66 @@ proptest! {
             // A digest holds too little only if it does not have every token.
             prop_assert!(len > NUM_TOP);
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_mask_leads_to_the_row_s_choice(
+        params in usual_params(),
+        (len, spread, row_seed, position) in (1usize..900, 0.0f32..12.0, any::<u64>(), 0u32..5000),
+        steps in prop::option::of(1u32..40),
+        one_in in prop::sample::select(vec![1u32, 2, 5, 50, 1000]),
+    ) {
+        let mut logits = row(len, row_seed, spread);
+        if let Some(steps) = steps {
+            logits.iter_mut().for_each(|logit| *logit = (*logit * steps as f32).round() / steps as f32);
+        }
+        let mask = mask(len, row_seed, one_in);
+        let (whole, from_digest) = both_masked(&params, &logits, position, Some(&mask));
+        if let Some(from_digest) = from_digest {
+            prop_assert_eq!(whole, from_digest);
+        } else {
+            prop_assert!(len > NUM_TOP);
+        }
+    }
+}
+
+#[test]
+fn a_mask_leaves_most_digests_enough() {
+    let chains = [
+        (SamplingParams { temperature: 0.0, ..SamplingParams::default() }, 20),
+        (SamplingParams { temperature: 0.7, ..SamplingParams::default() }, 5),
+        (SamplingParams { temperature: 0.7, top_k: 5, top_p: 0.9, ..SamplingParams::default() }, 20),
+        (SamplingParams { temperature: 0.7, min_p: 0.3, ..SamplingParams::default() }, 15),
+    ];
+    for (params, least) in chains {
+        let sampler = Sampler::new(&params, 50_000).unwrap();
+        assert_eq!(sampler.masked_query(3), sampler.query(3), "{params:?}");
+        let enough = (0..20).filter(|&position| {
+            let logits = row(50_000, u64::from(position), 18.0);
+            let mask = mask(logits.len(), u64::from(position), 2);
+            let (whole, from_digest) = both_masked(&params, &logits, position, Some(&mask));
+            from_digest.is_some_and(|from_digest| {
+                assert_eq!(whole, from_digest, "{params:?} at {position}");
+                true
+            })
+        });
+        assert!(enough.count() >= least, "{params:?}");
+    }
+}
+
+#[test]
+fn a_mask_and_a_share_of_all_weights_need_the_row() {
+    let unusual = Some(vec![StepKind::TopP, StepKind::TopK, StepKind::Temperature]);
+    for params in [
+        SamplingParams { top_p: 0.9, ..SamplingParams::default() },
+        SamplingParams { top_p: 0.9, top_k: 40, samplers: unusual, ..SamplingParams::default() },
+    ] {
+        let sampler = Sampler::new(&params, 5000).unwrap();
+        assert!(sampler.query(3).is_some() && sampler.masked_query(3).is_none(), "{params:?}");
+        let logits = row(5000, 7, 18.0);
+        assert_eq!(both_masked(&params, &logits, 3, Some(&mask(5000, 7, 2))).1, None, "{params:?}");
     }
 }
 

@@ -1,7 +1,7 @@
 //! Known answers, and each step alone at the ends of its range, with the smallest and a large vocabulary.
 
 use super::{choose, oracle, row, survivor_ids, survivors};
-use crate::{Error, History, Input, Sampler, SamplingParams, Workspace};
+use crate::{Error, History, Input, PELLUCID_DEFAULT, Sampler, SamplingParams, Workspace};
 
 fn neutral() -> SamplingParams {
     SamplingParams::default()
@@ -71,6 +71,20 @@ fn dynamic_temperature_is_hot_where_the_model_is_unsure() {
     let sure = survivors(&params, &[12.0, 0.0, 0.0, 0.0], &no_history(), 0);
     let cold = survivors(&SamplingParams { temperature: 0.5, ..neutral() }, &[12.0, 0.0, 0.0, 0.0], &no_history(), 0);
     assert!((sure[1].1 / cold[1].1).ln().abs() < 0.1, "nearly none: 1 - 0.5");
+}
+
+/// Somebody who asks for a file with one change gets the rest of it as it is: the token that continues a copy keeps its
+/// probability, however long the copy is.
+#[test]
+fn the_default_does_not_penalise_copies() {
+    let copied = [2, 3, 3, 3, 3, 4, 5, 6, 7, 8];
+    let history = History::new(&[&copied[..], &[9, 1], &copied[..9]].concat(), None);
+    let mut logits = [0.0; 12];
+    logits[8] = 8.0;
+    let left = survivors(&PELLUCID_DEFAULT.params(), &logits, &history, 0);
+    assert_eq!(left.iter().map(|&(id, _)| id).collect::<Vec<_>>(), [8]);
+    let with_dry = SamplingParams { dry_multiplier: 0.8, ..PELLUCID_DEFAULT.params() };
+    assert!(survivors(&with_dry, &logits, &history, 0).len() > 1, "control: DRY penalises it");
 }
 
 #[test]
