@@ -68,6 +68,7 @@ impl BeamParams {
             ("best_of", request.best_of > 1),
             ("loop_guard", request.loop_guard),
             ("trace", request.trace),
+            ("probe", request.probe.is_some()),
             ("grammar", request.constraint.is_some()),
             ("stop_ids", !sampling.stop_ids.is_empty()),
             ("samplers", sampling.samplers.is_some()),

@@ -62,10 +62,19 @@ pub enum Error {
         /// Maximum blocks of the tenant.
         quota: usize,
     },
+    /// A draft model's sequences are cut back after every draft, which a recurrent state does not allow.
+    #[error("{architecture} models have recurrent state and cannot draft; choose a draft model without")]
+    StatefulDraftModel {
+        /// Family of the draft model.
+        architecture: String,
+    },
     /// The queue has no place for the request now, or its tenant holds its share of the places. The text has no
     /// numbers, because they would tell of other tenants' requests.
     #[error("the queue is full; try again later")]
     QueueFull,
+    /// Someone else than its reader cancelled the request.
+    #[error("the request was cancelled")]
+    Cancelled,
     /// The engine's loop has ended.
     #[error("the engine has stopped")]
     Stopped,

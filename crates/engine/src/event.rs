@@ -2,7 +2,7 @@
 
 use pellucid_sampling::{Logprobs, SamplingParams, TokenTrace};
 
-use crate::{Beam, Error, Proposal, Repetition, RequestStats};
+use crate::{Beam, Error, PrefixMiss, Probe, Proposal, Repetition, RequestStats};
 
 /// Something that happened to a request. Events arrive in order; the last one is `Done` or `Failed`.
 #[derive(Debug, Clone)]
@@ -11,6 +11,8 @@ pub enum Event {
     Started {
         /// Prompt tokens found in the prefix cache.
         cached_tokens: usize,
+        /// Why no more were found, if [`Request::explain_cache`](crate::Request::explain_cache) is set.
+        miss: Option<Box<PrefixMiss>>,
     },
     /// `computed` of the `total` prompt tokens have been prefilled or found in the prefix cache.
     PromptProgress {
@@ -24,6 +26,8 @@ pub enum Event {
     ///
     /// [`Request::score_prompt`]: crate::Request::score_prompt
     PromptLogprobs(Vec<Logprobs>),
+    /// Result of the request's probe. Sent before the token that it is about.
+    Probed(Box<Probe>),
     /// A token of a choice.
     Token(TokenEvent),
     /// A choice is complete.
@@ -50,7 +54,7 @@ pub enum Event {
         reason: FinishReason,
     },
     /// The request is complete.
-    Done(RequestStats),
+    Done(Box<RequestStats>),
     /// The request ended without a complete reply.
     Failed(Error),
 }
@@ -68,6 +72,8 @@ pub struct TokenEvent {
     pub trace: Option<Box<TokenTrace>>,
     /// The token that a drafter proposed here, if one did. The token is the same with and without it.
     pub proposal: Option<Proposal>,
+    /// Number of sequences in the step that computed it.
+    pub batch_size: usize,
 }
 
 /// Why a choice ended.

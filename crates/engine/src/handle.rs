@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pellucid_model::KvMemory;
 use pellucid_sampling::{Sampler, SamplingParams};
 
 use crate::queue::Queue;
 use crate::request_limits::{CheckedRequest, RequestLimits};
-use crate::{Engine, EngineStats, Error, Event, EventSink, Request, TenantId};
+use crate::{Engine, EngineStats, Error, Event, EventSink, Request, TenantId, TenantUsage};
 
 /// Maximum messages to the loop that are not submissions.
 const MAX_QUERIES: usize = 64;
@@ -45,6 +46,7 @@ struct Shared {
     busy_since_ms: AtomicU64,
     is_alive: AtomicBool,
     stats: Mutex<EngineStats>,
+    usages: Mutex<Vec<(TenantId, TenantUsage)>>,
 }
 
 /// State of the engine's thread, for health checks.
@@ -92,6 +94,7 @@ impl EngineHandle {
             busy_since_ms: AtomicU64::new(0),
             is_alive: AtomicBool::new(true),
             stats: Mutex::new(engine.stats()),
+            usages: Mutex::default(),
         });
         let seen = shared.clone();
         let thread = std::thread::Builder::new()
@@ -160,6 +163,22 @@ impl EngineHandle {
         EngineStats { num_waiting: waiting, ..stats }
     }
 
+    /// Returns the KV blocks of each tenant after the last step. Never waits.
+    pub fn last_usages(&self) -> Vec<(TenantId, TenantUsage)> {
+        self.shared.usages.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the positions of a KV block.
+    pub fn block_len(&self) -> usize {
+        self.limits.options.block_len
+    }
+
+    /// Returns the bytes of a KV block in all layers.
+    pub fn bytes_per_block(&self) -> usize {
+        let RequestLimits { config, options, .. } = &self.limits;
+        KvMemory::bytes_per_block(config, options.kv_dtype, options.block_len).unwrap_or(0)
+    }
+
     /// Returns what the engine's thread is doing. Never waits.
     pub fn liveness(&self) -> Liveness {
         if !self.shared.is_alive.load(Ordering::SeqCst) {
@@ -212,6 +231,9 @@ impl Reporter {
     fn publish(&self, engine: &Engine) {
         self.0.num_preempted.store(engine.num_preempted(), Ordering::SeqCst);
         *self.0.stats.lock().unwrap_or_else(PoisonError::into_inner) = engine.stats();
+        let mut usages = self.0.usages.lock().unwrap_or_else(PoisonError::into_inner);
+        usages.clear();
+        usages.extend(engine.cache().usages());
     }
 }
 

@@ -18,6 +18,7 @@ pub mod fallible;
 mod handle;
 pub mod kv_cache;
 mod memory_plan;
+mod probe;
 mod queue;
 mod request;
 mod request_limits;
@@ -30,12 +31,13 @@ mod stats;
 pub use beam::{Beam, BeamParams, EarlyStopping};
 pub use clock::{Clock, SystemClock};
 pub use embedding::{EmbeddingHandle, EmbeddingInput, EmbeddingStats, EmbeddingTicket, Embeddings};
-pub use engine::{Engine, EngineOptions, Overcommit};
+pub use engine::{Engine, EngineOptions, Overcommit, state_need};
 pub use error::Error;
 pub use event::{Control, Event, EventSink, FinishReason, TokenEvent};
 pub use handle::{EngineHandle, Liveness, TokenStream};
-pub use kv_cache::{Scope, TenantId};
+pub use kv_cache::{MissReason, PrefixDifference, PrefixMiss, Scope, TenantId, TenantUsage};
 pub use memory_plan::{ContextDoesNotFit, KvBudget, KvNeed, MemoryPlan};
+pub use probe::{AttentionMap, AttentionProbe, MAX_PROBE_POSITIONS, MAX_PROBE_ROWS, Probe, ProbeRequest};
 pub use request::{MAX_WIDTH, Request};
 pub use request_limits::RequestLimits;
 pub use sequence::{MAX_PERIOD, Repetition};
@@ -43,7 +45,7 @@ pub use speculation::{
     DraftContext, DraftCounts, DraftModel, DraftModelOptions, Drafter, DrafterKind, MAX_DRAFT_LEN, Proposal,
     SpeculationOptions, SpeculationStats, WantedDraft,
 };
-pub use stats::{EngineStats, RequestStats};
+pub use stats::{EngineStats, GAP_BOUNDS_S, GapHistogram, RequestStats};
 
 // Types of the crate below that appear in this crate's interface.
 pub use pellucid_model::{EmbedderInfo, Pooling};

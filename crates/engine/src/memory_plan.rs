@@ -23,6 +23,10 @@ pub struct KvNeed {
     pub bytes_per_block: u64,
     /// Bytes of one block of the draft model, which has the same number of blocks; 0 without a draft model.
     pub draft_bytes_per_block: u64,
+    /// Bytes of snapshots of recurrent states for each block; 0 for a model without them.
+    pub snapshot_bytes_per_block: u64,
+    /// Bytes of the recurrent states of running sequences, and of a minimum of snapshots.
+    pub state_bytes: u64,
     /// Positions in a block.
     pub block_len: usize,
     /// Tokens of a whole context.
@@ -64,9 +68,9 @@ impl KvNeed {
         self.context_len.div_ceil(self.block_len) as u64
     }
 
-    /// Bytes of a block of the model and one of its draft model.
-    fn bytes_of_both(&self) -> u64 {
-        self.bytes_per_block.saturating_add(self.draft_bytes_per_block)
+    /// Returns the bytes of a block of the model with its share of snapshots, and of one of its draft model.
+    pub fn bytes_of_both(&self) -> u64 {
+        self.bytes_per_block.saturating_add(self.draft_bytes_per_block).saturating_add(self.snapshot_bytes_per_block)
     }
 }
 
@@ -75,7 +79,7 @@ impl MemoryPlan {
     pub fn new(need: KvNeed, budget: KvBudget) -> Result<MemoryPlan, ContextDoesNotFit> {
         let per_context = need.blocks_per_context();
         let wanted = per_context.saturating_mul(need.num_contexts.max(1) as u64);
-        let affordable = |bytes: u64| bytes / need.bytes_of_both().max(1);
+        let affordable = |bytes: u64| bytes.saturating_sub(need.state_bytes) / need.bytes_of_both().max(1);
         let available = match budget {
             KvBudget::Bytes(bytes) => bytes,
             KvBudget::OutOf(free) => (free as f64 * SHARE_OF_FREE) as u64,
@@ -88,7 +92,7 @@ impl MemoryPlan {
         if num_blocks < per_context {
             return Err(ContextDoesNotFit {
                 context_len: need.context_len,
-                needed: per_context.saturating_mul(need.bytes_of_both()),
+                needed: per_context.saturating_mul(need.bytes_of_both()).saturating_add(need.state_bytes),
                 available,
                 fits: (num_blocks as usize).saturating_mul(need.block_len),
             });
@@ -96,9 +100,14 @@ impl MemoryPlan {
         Ok(MemoryPlan { need, budget, num_blocks: num_blocks as usize })
     }
 
-    /// Returns the bytes of all blocks together, those of the draft model included.
+    /// Returns the bytes of all blocks together, those of the draft model and the recurrent states included.
     pub fn bytes(&self) -> u64 {
-        self.need.bytes_of_both() * self.num_blocks as u64
+        self.need.bytes_of_both() * self.num_blocks as u64 + self.need.state_bytes
+    }
+
+    /// Returns the bytes of recurrent states, those of snapshots included.
+    pub fn state_bytes(&self) -> u64 {
+        self.need.snapshot_bytes_per_block * self.num_blocks as u64 + self.need.state_bytes
     }
 
     /// Returns the bytes of the draft model's blocks.
@@ -116,8 +125,15 @@ impl MemoryPlan {
 mod tests {
     use super::*;
 
-    const NEED: KvNeed =
-        KvNeed { bytes_per_block: 1000, draft_bytes_per_block: 0, block_len: 32, context_len: 100, num_contexts: 3 };
+    const NEED: KvNeed = KvNeed {
+        bytes_per_block: 1000,
+        draft_bytes_per_block: 0,
+        snapshot_bytes_per_block: 0,
+        state_bytes: 0,
+        block_len: 32,
+        context_len: 100,
+        num_contexts: 3,
+    };
 
     #[test]
     fn a_budget_in_bytes_is_used_whole() {
@@ -141,6 +157,16 @@ mod tests {
         let refused = ContextDoesNotFit { context_len: 100, needed: 5000, available: 4999, fits: 96 };
         assert_eq!(MemoryPlan::new(need, KvBudget::Bytes(4999)), Err(refused));
         assert_eq!(MemoryPlan::new(need, KvBudget::Unknown).map(|plan| plan.bytes()), Ok(15_000));
+    }
+
+    #[test]
+    fn recurrent_states_come_out_of_the_same_budget() {
+        let need = KvNeed { snapshot_bytes_per_block: 250, state_bytes: 10_000, ..NEED };
+        let plan = MemoryPlan::new(need, KvBudget::Bytes(60_000)).expect("it holds a context");
+        assert_eq!((plan.num_blocks, plan.bytes(), plan.state_bytes()), (40, 60_000, 20_000));
+        let refused = ContextDoesNotFit { context_len: 100, needed: 15_000, available: 14_999, fits: 96 };
+        assert_eq!(MemoryPlan::new(need, KvBudget::Bytes(14_999)), Err(refused));
+        assert_eq!(MemoryPlan::new(need, KvBudget::Unknown).map(|plan| plan.bytes()), Ok(25_000));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pellucid_model::DecoderConfig;
 use pellucid_sampling::{Sampler, SamplingParams, TokenConstraint};
 
-use crate::{BeamParams, Error, FinishReason, Scope, TenantId};
+use crate::{BeamParams, Error, FinishReason, ProbeRequest, Scope, TenantId};
 
 /// Maximum replies of one request, and maximum beams of a beam search.
 pub const MAX_WIDTH: usize = 128;
@@ -36,6 +36,10 @@ pub struct Request {
     pub loop_guard: bool,
     /// Send a trace of the sampler's steps with every token.
     pub trace: bool,
+    /// Compute one token of the reply again and report what is inside the model. The reply is the same without it.
+    pub probe: Option<ProbeRequest>,
+    /// Report why the prompt was not found whole in the prefix cache.
+    pub explain_cache: bool,
     /// Let drafters propose tokens. The reply is the same without them.
     pub speculate: bool,
     /// Output that the client expects, as tokens; a drafter proposes from it.
@@ -63,6 +67,8 @@ impl Request {
             score_prompt: false,
             loop_guard: false,
             trace: false,
+            probe: None,
+            explain_cache: false,
             speculate: true,
             prediction: Vec::new(),
             caches_reply: true,
@@ -145,6 +151,9 @@ impl Request {
             range("beam width", beams.width, 2, widest)?;
             range("beams returned", beams.num_returned, 1, beams.width)?;
             beams.check(self)?;
+        }
+        if let Some(probe) = self.probe {
+            probe.check(self, config)?;
         }
         Ok(sampler)
     }

@@ -34,6 +34,10 @@ pub(crate) struct SequenceGroup {
     pub(crate) arrived: Instant,
     pub(crate) started: Option<Instant>,
     pub(crate) first_token: Option<Instant>,
+    /// When a step last gave it tokens.
+    pub(crate) last_token: Option<Instant>,
+    /// Sequences in the step that is being committed.
+    pub(crate) batch_size: usize,
     pub(crate) stats: RequestStats,
 }
 
@@ -64,6 +68,8 @@ impl SequenceGroup {
             arrived,
             started: None,
             first_token: None,
+            last_token: None,
+            batch_size: 0,
             stats,
         }
     }
@@ -125,7 +131,7 @@ impl SequenceGroup {
         }
         self.stats.total_time = now - self.arrived;
         self.stats.decode_time = self.first_token.map_or_else(Default::default, |first| now - first);
-        self.sink.hold(Event::Done(self.stats));
+        self.sink.hold(Event::Done(Box::new(self.stats)));
     }
 
     /// Queues the tokens of the `num_choices` best choices. Replies that the loop guard ended come last: the tokens of

@@ -120,7 +120,11 @@ impl Engine {
                 Admission::Started => {
                     if group.started.is_none() {
                         group.started = Some(now);
-                        group.sink.send(Event::Started { cached_tokens: group.stats.cached_tokens });
+                        let (request, cached_tokens) = (&group.request, group.stats.cached_tokens);
+                        let explains = request.explain_cache && !request.score_prompt;
+                        let explain = || self.cache.explain_miss(request.scope, &request.prompt, cached_tokens);
+                        let miss = explains.then(explain).flatten().map(Box::new);
+                        group.sink.send(Event::Started { cached_tokens, miss });
                     }
                     group.place = None;
                     self.running.insert(id, group);
@@ -195,6 +199,7 @@ impl Engine {
         if group.stats.preemptions == 0 {
             group.stats.cached_tokens = num_cached;
             let num_shared = self.cache.num_shared(&table) * self.options.block_len;
+            self.stats.looked_up_tokens += sequence.tokens.len() as u64;
             self.stats.cached_tokens += num_cached as u64;
             self.stats.shared_cached_tokens += num_shared as u64;
         }

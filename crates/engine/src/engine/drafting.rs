@@ -10,7 +10,9 @@ use super::{Engine, PlannedChunk, Step};
 use crate::kv_cache::Reservation;
 use crate::scheduler::{Turn, Work};
 use crate::sequence::{Sequence, SequenceGrammar};
-use crate::speculation::{Candidate, ChainedDraft, DraftModel, DraftModelOptions, Level, Limits, WantedDraft, choose};
+use crate::speculation::{
+    Candidate, ChainedDraft, DraftModel, DraftModelOptions, Level, Limits, MtpDraft, WantedDraft, choose,
+};
 use crate::{DraftContext, Drafter, DrafterKind, Error, MAX_DRAFT_LEN, SpeculationOptions};
 
 /// Factor by which drafts may lengthen a step that several tenants share: the others gain nothing from them.
@@ -26,7 +28,7 @@ const CATCH_UP_SHARE: f64 = 0.5;
 struct Prospect {
     /// Index of its chunk.
     chunk: usize,
-    /// Whether the draft model would draft for it; a lookup otherwise.
+    /// Whether the draft model, or the model's own layer, would draft for it; a lookup otherwise.
     is_for_model: bool,
     /// Whether the draft model should prefill the prompt of the sequence, so that it can draft in later steps.
     catches_up: bool,
@@ -87,7 +89,11 @@ impl Engine {
             let draft = *self.sequence_of(chunk).drafts.best().expect("a prospect has a proposal");
             self.plan_draft(chunk, &draft.tokens()[..len], draft.drafter);
         }
-        if for_model.is_empty() { Duration::ZERO } else { self.draft_with_model(chunks, &for_model) }
+        match for_model.is_empty() {
+            true => Duration::ZERO,
+            false if self.drafters.model.is_some() => self.draft_with_model(chunks, &for_model),
+            false => self.draft_with_mtp(chunks, &for_model),
+        }
     }
 
     /// Lengthens chunks by tokens that a grammar forces, for requests that need the logits of every token. Such a draft
@@ -156,7 +162,10 @@ impl Engine {
             }
             prospects.push(Prospect { chunk: index, is_for_model: false, catches_up: false, candidate });
         }
-        self.add_model_prospects(chunks, &mut prospects);
+        match self.drafters.model {
+            Some(_) => self.add_model_prospects(chunks, &mut prospects),
+            None => self.add_mtp_prospects(chunks, &mut prospects),
+        }
         prospects
     }
 
@@ -202,6 +211,31 @@ impl Engine {
         }
     }
 
+    /// Replaces lookups by the model's own layer for further tokens where it promises more tokens per second.
+    fn add_mtp_prospects(&self, chunks: &[PlannedChunk], prospects: &mut [Prospect]) {
+        let drafter = &self.drafters.mtp;
+        if !self.drafters.options.mtp || self.model.config().predictor.is_none() || drafter.is_disabled() {
+            return;
+        }
+        let plain_seconds = self.draft_costs.predict(work_of(chunks));
+        let seconds_per_token =
+            drafter.step_seconds(prospects.iter().map(|prospect| chunks[prospect.chunk].positions.end));
+        for prospect in prospects {
+            let chunk = &chunks[prospect.chunk];
+            let sequence = self.sequence_of(chunk);
+            // The layer starts from the row of the position before the last token.
+            let max_len = if sequence.tokens.len() > 1 { self.max_draft_len(chunk) } else { 0 };
+            let Some(acceptance) = sequence.drafts.acceptance.as_ref().filter(|_| max_len > 0) else { continue };
+            let rate = acceptance.rate(DrafterKind::Mtp, Level::LOWEST);
+            let candidate =
+                Candidate { len: max_len, rates: [rate; MAX_DRAFT_LEN], seconds_per_token, ..prospect.candidate };
+            let is_fixed = self.drafters.options.fixed_draft_len.is_some() && prospect.candidate.len == 0;
+            if is_fixed || promise(&candidate, plain_seconds) > promise(&prospect.candidate, plain_seconds) {
+                (prospect.is_for_model, prospect.candidate) = (true, candidate);
+            }
+        }
+    }
+
     /// Returns the number of tokens that the sequence of a chunk is expected to generate still: those that it has
     /// generated, or [`EXPECTED_TOKENS`], within its limits.
     fn num_expected(&self, chunk: &PlannedChunk) -> usize {
@@ -233,12 +267,17 @@ impl Engine {
     }
 
     /// Returns the number of positions after a chunk in the blocks that its sequence has or that are reserved for its
-    /// request now.
+    /// request now, at most the number of recurrent states that can be saved for it.
     fn draft_room(&self, chunk: &PlannedChunk) -> usize {
         let group = &self.running[&chunk.group];
         let num_held = group.sequences[chunk.sequence].table.as_ref().map_or(0, |table| table.blocks().len());
         let num_reserved = group.reservation.as_ref().map_or(0, Reservation::num_blocks);
-        ((num_held + num_reserved) * self.options.block_len).saturating_sub(chunk.positions.end)
+        let room = ((num_held + num_reserved) * self.options.block_len).saturating_sub(chunk.positions.end);
+        if !self.cache.has_states() {
+            return room;
+        }
+        let sequences = self.running.values().flat_map(|group| &group.sequences);
+        room.min(self.cache.max_draft_len(sequences.filter(|sequence| sequence.is_running()).count()))
     }
 
     fn draft_lengths(&mut self, chunks: &[PlannedChunk], prospects: &[Prospect], turn: Turn) -> Vec<usize> {
@@ -313,6 +352,54 @@ impl Engine {
         self.clock.now() - started
     }
 
+    /// Drafts with the model's own layer for the chunks with these indices and draft lengths. Returns the time that it
+    /// took.
+    fn draft_with_mtp(&mut self, chunks: &mut [PlannedChunk], wanted: &[(usize, usize)]) -> Duration {
+        let started = self.clock.now();
+        // The layer writes to the blocks of the drafted tokens.
+        let lens: Vec<usize> = wanted.iter().map(|&(chunk, len)| self.take_draft_blocks(&chunks[chunk], len)).collect();
+        let Engine { running, drafters, clock, model, kv, options, .. } = self;
+        let (mut drafts, mut of_chunk): (Vec<MtpDraft<'_>>, Vec<usize>) = (Vec::new(), Vec::new());
+        for (id, group) in running.iter_mut() {
+            let scope = group.request.scope;
+            for (i, sequence) in group.sequences.iter_mut().enumerate() {
+                let is_wanted = |&(_, &(chunk, _)): &(usize, &(usize, usize))| {
+                    (chunks[chunk].group, chunks[chunk].sequence) == (*id, i)
+                };
+                let Some((index, &(chunk, _))) = wanted.iter().enumerate().find(is_wanted) else { continue };
+                of_chunk.push(chunk);
+                let wanted = WantedDraft {
+                    sequence: sequence.drafts.id,
+                    scope,
+                    tokens: &sequence.tokens,
+                    max_len: lens[index],
+                    sampler: &sequence.sampler,
+                    history: &mut sequence.history,
+                    state: sequence.state,
+                    draft: Vec::new(),
+                };
+                let blocks = sequence.table.as_ref().expect("a running sequence has blocks").blocks();
+                drafts.push(MtpDraft { wanted, blocks });
+            }
+        }
+        drafters.mtp.propose((&mut **model, kv, options.block_len), &mut drafts, &**clock);
+        let drafts: Vec<Vec<u32>> = drafts.into_iter().map(|draft| draft.wanted.draft).collect();
+        for (chunk, draft) in of_chunk.into_iter().zip(drafts) {
+            self.plan_draft(&mut chunks[chunk], &draft, DrafterKind::Mtp);
+        }
+        self.clock.now() - started
+    }
+
+    /// Takes the blocks for a draft of `len` tokens. Returns the length for which there are blocks.
+    fn take_draft_blocks(&mut self, chunk: &PlannedChunk, len: usize) -> usize {
+        let len = len.min(self.draft_room(chunk));
+        let group = self.running.get_mut(&chunk.group).expect("a planned request runs");
+        let reservation = group.reservation.as_mut().expect("a running request has a reservation");
+        let table = group.sequences[chunk.sequence].table.as_mut().expect("a running sequence has blocks");
+        self.cache.grow(table, reservation, chunk.positions.end + len).expect("these blocks are reserved");
+        len
+    }
+
     /// Lengthens a chunk by a draft. The draft is cut if the drafts of the request's other sequences have taken the
     /// blocks that [`Engine::max_draft_len`] counted on.
     fn plan_draft(&mut self, chunk: &mut PlannedChunk, draft: &[u32], drafter: DrafterKind) {
@@ -323,8 +410,8 @@ impl Engine {
         let sequence = self.lengthen(chunk, draft.len());
         let last = *sequence.tokens.last().expect("a sequence that decodes has tokens");
         sequence.drafts.plan(last, draft, drafter);
-        if drafter == DrafterKind::DraftModel {
-            sequence.drafts.add_drafted(draft);
+        if matches!(drafter, DrafterKind::DraftModel | DrafterKind::Mtp) {
+            sequence.drafts.add_drafted(drafter, draft);
         }
     }
 

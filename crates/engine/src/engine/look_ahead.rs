@@ -122,6 +122,8 @@ impl Engine {
             if !chunk.is_decode
                 || chunk.draft_len() > 0
                 || !sequence.look_ahead.is_predictable
+                // The device assumes tokens without regard to the grammar, and a wrong one delays the sequence.
+                || sequence.is_masked()
                 || self.digest_queries(chunk).is_empty()
             {
                 return None;

@@ -27,7 +27,7 @@ mod tenants;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pellucid_model::{Batch, KvMemory, Logits, Model};
 use pellucid_sampling::Workspace;
@@ -44,7 +44,7 @@ use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::speculation::{DraftModel, Drafters};
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
-pub use options::{EngineOptions, Overcommit};
+pub use options::{EngineOptions, Overcommit, state_need};
 
 use look_ahead::LookAhead;
 use step::{PlannedChunk, Step};
@@ -74,6 +74,8 @@ pub struct Engine {
     /// The tenants of the last steps.
     recent: RecentTenants,
     stats: EngineStats,
+    /// When the last step ended, unless no request was left.
+    last_end: Option<Instant>,
     /// The last step found nothing to compute: every running request is paused, or its reader is slow.
     is_stalled: bool,
     /// The device is lost.
@@ -95,6 +97,7 @@ impl Engine {
         self.admit();
         let Some(mut step) = self.schedule() else {
             self.deliver();
+            self.last_end = None;
             return self.num_waiting() > 0 || !self.running.is_empty();
         };
         let outcome = self.run(&mut step);
@@ -113,7 +116,10 @@ impl Engine {
     fn end_step(&mut self, step: Step, started: Instant) {
         let (Some(launched), Some(finished)) = (step.launched, step.finished) else { return };
         let now = self.clock.now();
-        self.settle(&step, now - started);
+        let time_between = self.last_end.map_or(Duration::ZERO, |end| started.saturating_duration_since(end));
+        self.settle(&step, now - started, time_between);
+        // Without requests the engine waits, which is no work.
+        self.last_end = (!self.running.is_empty() || self.num_waiting() > 0).then_some(now);
         self.spare_logits.push(step.logits);
         self.stats.steps += 1;
         self.stats.step_time += now - started;
@@ -126,10 +132,15 @@ impl Engine {
     pub fn new(model: Box<dyn Model>, backend: Arc<dyn Backend>, options: EngineOptions) -> Result<Engine, Error> {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
-        let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)
-            .map_err(Error::from)?;
+        let config = model.config();
+        let mut kv = KvMemory::new(config, &*backend, options.kv_dtype, options.num_blocks, options.block_len)?;
+        let mut cache = KvCache::new(options.num_blocks, options.block_len, options.secret);
+        if let Some(states) = options.states(config)? {
+            kv = kv.with_states(config, &*backend, states.num_slots())?;
+            cache.use_states(states);
+        }
         Ok(Engine {
-            cache: KvCache::new(options.num_blocks, options.block_len, options.secret),
+            cache,
             model,
             backend,
             kv,
@@ -146,6 +157,7 @@ impl Engine {
             time_share: TimeShare::default(),
             recent: RecentTenants::default(),
             stats: EngineStats::default(),
+            last_end: None,
             is_stalled: false,
             is_lost: false,
             batch: Batch::default(),
@@ -259,8 +271,10 @@ impl Engine {
             blocks_in_use: self.cache.num_in_use(),
             blocks_reserved: self.cache.num_reserved(),
             blocks_idle: self.cache.num_idle(),
+            block_len: self.options.block_len,
             num_blocks: self.cache.num_blocks(),
-            draft_errors: self.drafters.model.as_ref().map_or(0, DraftModel::num_errors),
+            draft_errors: self.drafters.model.as_ref().map_or(0, DraftModel::num_errors)
+                + self.drafters.mtp.num_errors(),
             ..self.stats
         }
     }

@@ -4,11 +4,12 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use pellucid_model::{Chunk, ChunkIds};
-use pellucid_sampling::DigestQuery;
+use pellucid_sampling::{DigestQuery, Sampler};
 use pellucid_tensor::{RowQuery, Shortlist};
 
 use super::{Engine, PlannedChunk, Step};
 use crate::Error;
+use crate::kv_cache::{StateCopy, StatePlan};
 
 impl Engine {
     /// Runs a step, unless it was launched ahead, and waits for its logits. While an asynchronous device computes,
@@ -54,6 +55,7 @@ impl Engine {
     /// Builds the batch of a step and launches its forward pass.
     pub(super) fn launch(&mut self, step: &mut Step) -> Result<(), Error> {
         let now = self.clock.now();
+        self.plan_states(step)?;
         let mut batch = std::mem::take(&mut self.batch);
         batch.clear();
         for planned in &step.chunks {
@@ -73,6 +75,7 @@ impl Engine {
                 blocks: table.blocks(),
                 wanted: planned.wanted.clone(),
                 queries: &queries,
+                state: table.chunk_state(planned.positions.start),
             };
             batch.push(chunk, self.options.block_len);
         }
@@ -81,6 +84,34 @@ impl Engine {
         self.batch = batch;
         outcome?;
         step.launched = Some(now);
+        Ok(())
+    }
+
+    /// Makes the copies of recurrent states that are due, and plans where the step saves them. A model without states
+    /// has none.
+    fn plan_states(&mut self, step: &Step) -> Result<(), Error> {
+        let Engine { running, cache, kv, backend, .. } = self;
+        if !cache.has_states() {
+            return Ok(());
+        }
+        for StateCopy { from, to } in cache.take_state_copies() {
+            kv.copy_state(&**backend, from, to)?;
+        }
+        // Drafts first: they need their slots, snapshots take what is left.
+        for plans_draft in [true, false] {
+            for chunk in &step.chunks {
+                let group = running.get_mut(&chunk.group).expect("a planned request runs");
+                let (positions, draft_len) = (chunk.positions.clone(), chunk.draft_len());
+                let num_cacheable = group.request.num_cacheable(positions.end - draft_len);
+                let prompt_len = group.request.prompt.len();
+                let table = group.sequences[chunk.sequence].table.as_mut().expect("a planned sequence has blocks");
+                if plans_draft {
+                    cache.plan_draft_states(table, draft_len);
+                } else {
+                    cache.plan_states(table, &StatePlan { positions, draft_len, prompt_len, num_cacheable });
+                }
+            }
+        }
         Ok(())
     }
 
@@ -96,13 +127,13 @@ impl Engine {
         let request = &group.request;
         let needs_row =
             request.trace || group.search.is_some() || request.score_prompt || sequence.look_ahead.needs_row();
-        // A digest says nothing about the tokens that a grammar allows.
-        let needs_row = needs_row || sequence.is_masked();
         if !self.model.supports_digests() || !samples_all || needs_row {
             return Vec::new();
         }
+        let sampler = &sequence.sampler;
+        let of_position = if sequence.is_masked() { Sampler::masked_query } else { Sampler::query };
         let query = |position: usize| {
-            let DigestQuery { temperature, race, shortlist } = sequence.sampler.query(position as u32)?;
+            let DigestQuery { temperature, race, shortlist } = of_position(sampler, position as u32)?;
             let shortlist = shortlist.map(|s| Shortlist { draw: s.draw, k: s.k, p: s.p, min_p: s.min_p });
             Some(RowQuery { temperature, race, shortlist })
         };

@@ -59,8 +59,9 @@ impl Engine {
         time_share.plan(pending, rows, &self.served, &self.costs, &arrivals)
     }
 
-    /// Learns from a step that took `time`, and charges each tenant for its part of it.
-    pub(super) fn settle(&mut self, step: &Step, time: Duration) {
+    /// Learns from a step that took `time`, and charges each tenant for its part of it. `time_between` passed between
+    /// the step before and this one, with work such as taking requests, and is shared like the time of the step.
+    pub(super) fn settle(&mut self, step: &Step, time: Duration, time_between: Duration) {
         let mut works: Vec<(TenantId, Work)> = Vec::new();
         let mut all = Work::default();
         for chunk in &step.chunks {
@@ -74,7 +75,7 @@ impl Engine {
         self.costs.measure(all, seconds);
         self.draft_costs.measure(all, seconds);
         self.drafters.finish_step(seconds);
-        self.time_share.settle(step.turn, time.as_secs_f64());
+        self.time_share.settle(step.turn, (time + time_between).as_secs_f64());
         self.recent.last_step = time;
         let alone: Vec<f64> = works.iter().map(|&(_, work)| self.costs.predict(work)).collect();
         let sum: f64 = alone.iter().sum();

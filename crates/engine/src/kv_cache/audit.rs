@@ -15,7 +15,9 @@ impl KvCache {
         let mut users = vec![0u32; self.blocks.len()];
         let mut owners: HashMap<BlockId, TenantId> = HashMap::new();
         let mut in_use: HashMap<TenantId, usize> = HashMap::new();
+        let mut slots = Vec::new();
         for table in tables {
+            slots.extend(table.state_slots());
             let tenant = table.scope().tenant;
             for &block in table.blocks() {
                 users[block as usize] += 1;
@@ -29,6 +31,7 @@ impl KvCache {
                 }
             }
         }
+        self.audit_states(&slots)?;
         let free: HashSet<BlockId> = self.free.iter().copied().collect();
         if free.len() != self.free.len() {
             return Err("a block is twice in the free list".into());

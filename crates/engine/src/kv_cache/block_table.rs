@@ -1,6 +1,7 @@
 //! The blocks of one sequence, and the blocks reserved for one request.
 
 use super::prefix_index::BlockHash;
+use super::states::TableStates;
 use super::{BlockId, Scope, TenantId};
 use crate::{Error, fallible};
 
@@ -13,6 +14,8 @@ pub struct BlockTable {
     blocks: Vec<BlockId>,
     /// Hashes of the full blocks whose content is known, in order.
     hashes: Vec<BlockHash>,
+    /// Slots of recurrent states; none for a model without them.
+    pub(super) states: TableStates,
 }
 
 /// Blocks that a request may still take. Given back with [`KvCache::cancel`](super::KvCache::cancel).
@@ -50,7 +53,7 @@ pub struct BlockCopy {
 
 impl BlockTable {
     pub(super) fn new(scope: Scope) -> Self {
-        BlockTable { scope, blocks: Vec::new(), hashes: Vec::new() }
+        BlockTable { scope, blocks: Vec::new(), hashes: Vec::new(), states: TableStates::default() }
     }
 
     /// Returns the blocks in the order of the positions.
@@ -98,10 +101,10 @@ impl BlockTable {
         self.hashes.truncate(i);
     }
 
-    /// Returns a second table over the same blocks. The caller counts the references.
+    /// Returns a second table over the same blocks, without states. The caller counts the references.
     pub(super) fn fork(&self) -> Result<BlockTable, Error> {
         let (blocks, hashes) = (fallible::copy_of(&self.blocks)?, fallible::copy_of(&self.hashes)?);
-        Ok(BlockTable { scope: self.scope, blocks, hashes })
+        Ok(BlockTable { scope: self.scope, blocks, hashes, states: TableStates::default() })
     }
 
     /// Makes room for `num_blocks` more blocks with hashes. Returns false if there is no memory for them.
@@ -118,7 +121,7 @@ impl Drop for BlockTable {
     fn drop(&mut self) {
         // Without this, a leak would show much later, as memory that is never free again.
         debug_assert!(
-            self.blocks.is_empty() || std::thread::panicking(),
+            (self.blocks.is_empty() && !self.has_live_state()) || std::thread::panicking(),
             "a block table was dropped instead of released"
         );
     }

@@ -9,21 +9,27 @@
 
 mod audit;
 mod block_table;
-mod idle_blocks;
+mod eviction_queues;
 mod prefix_cache;
 mod prefix_index;
+mod prefix_miss;
 mod quota;
 mod scope;
+mod states;
 
 use std::collections::HashMap;
 
 pub use block_table::{BlockCopy, BlockTable, Reservation};
+pub use prefix_miss::{MissReason, PrefixDifference, PrefixMiss};
 pub use quota::TenantUsage;
 pub use scope::{Scope, TenantId};
+pub use states::{StateCopy, StateOptions, StatePlan, StateSlot};
 
-use idle_blocks::IdleBlocks;
+use eviction_queues::EvictionQueues;
 use prefix_cache::Content;
 use prefix_index::{BlockHasher, PrefixIndex};
+use prefix_miss::EvictedBlocks;
+use states::StateSlots;
 
 use crate::Error;
 
@@ -71,16 +77,19 @@ pub struct KvCache {
     /// Blocks without content.
     free: Vec<BlockId>,
     indexes: HashMap<Scope, PrefixIndex>,
-    idle: IdleBlocks,
+    idle: EvictionQueues,
     usage: HashMap<TenantId, TenantUsage>,
     quotas: HashMap<TenantId, usize>,
     /// Prefixes that the operator declared shared.
     shared_prefixes: Vec<Vec<u32>>,
     hasher: BlockHasher,
+    evicted: EvictedBlocks,
     /// Blocks that are reserved and not taken yet, of all requests.
     num_reserved: usize,
     /// Advances with every admission; orders blocks by their last use.
     clock: u64,
+    /// Present if the model has recurrent states.
+    states: Option<StateSlots>,
 }
 
 impl KvCache {
@@ -96,13 +105,15 @@ impl KvCache {
             // Blocks are taken from the end, so the lowest numbers go first.
             free: (0..num_blocks as BlockId).rev().collect(),
             indexes: HashMap::new(),
-            idle: IdleBlocks::default(),
+            idle: EvictionQueues::default(),
             usage: HashMap::new(),
             quotas: HashMap::new(),
             shared_prefixes: Vec::new(),
             hasher: BlockHasher::new(secret),
+            evicted: EvictedBlocks::default(),
             num_reserved: 0,
             clock: 0,
+            states: None,
         }
     }
 
@@ -160,6 +171,7 @@ impl KvCache {
         if !table.reserve(self.blocks_for(prompt.len())) {
             found.clear();
         }
+        self.cut_to_snapshot(&mut found);
         let needed = num_blocks.max(self.blocks_for(prompt.len())) - found.len();
         // Found blocks that are idle now will be in use, so they cannot be evicted for the rest.
         let idle_found = found.iter().filter(|found| self.blocks[found.block as usize].num_users == 0).count();
@@ -167,6 +179,10 @@ impl KvCache {
         for found in &found {
             self.use_found(found.block);
             table.push_found(found.block, found.hash);
+        }
+        self.add_live_state(&mut table);
+        if let Some(last) = found.last() {
+            self.restore(last.block, &table);
         }
         // After the found blocks are in use, so that they are not evicted here.
         self.evict_over_quota(scope.tenant, 0);
@@ -178,8 +194,14 @@ impl KvCache {
     pub fn attach(&mut self, scope: Scope, tokens: &[u32], reservation: &mut Reservation) -> (BlockTable, usize) {
         let mut table = BlockTable::new(scope);
         let has_memory = table.reserve(self.blocks_for(tokens.len()));
-        let found = if has_memory { self.find_prefix(scope, &tokens[..tokens.len() - 1]) } else { Vec::new() };
-        for found in found {
+        let mut found = if has_memory { self.find_prefix(scope, &tokens[..tokens.len() - 1]) } else { Vec::new() };
+        self.cut_to_snapshot(&mut found);
+        let num_idle = found.iter().filter(|found| self.blocks[found.block as usize].num_users == 0).count();
+        // A part of the chain would end without a snapshot.
+        if self.has_states() && num_idle > reservation.num_blocks {
+            found.clear();
+        }
+        for found in &found {
             // An idle block that is used now takes the place of a reserved one.
             if self.blocks[found.block as usize].num_users == 0 && !self.use_reserved(reservation) {
                 break;
@@ -187,13 +209,19 @@ impl KvCache {
             self.use_found(found.block);
             table.push_found(found.block, found.hash);
         }
+        self.add_live_state(&mut table);
+        if let Some(last) = found.last() {
+            self.restore(last.block, &table);
+        }
         let num_cached = table.blocks().len() * self.block_len;
         (table, num_cached)
     }
 
     /// Returns a table without blocks, for a sequence that must not use the prefix cache.
-    pub fn empty_table(&self, scope: Scope) -> BlockTable {
-        BlockTable::new(scope)
+    pub fn empty_table(&mut self, scope: Scope) -> BlockTable {
+        let mut table = BlockTable::new(scope);
+        self.add_live_state(&mut table);
+        table
     }
 
     /// Reserves blocks.
@@ -266,9 +294,10 @@ impl KvCache {
         Ok(Some(BlockCopy { from, to }))
     }
 
-    /// Returns a second table over the same blocks.
+    /// Returns a second table over the same blocks, with a copy of the live state.
     pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, Error> {
-        let fork = table.fork()?;
+        let mut fork = table.fork()?;
+        self.fork_state(table, &mut fork);
         for &block in fork.blocks() {
             self.blocks[block as usize].num_users += 1;
         }
@@ -278,6 +307,7 @@ impl KvCache {
     /// Takes a sequence's blocks back. Those in an index stay findable until their memory is needed. Returns the number
     /// of blocks that no sequence uses any more.
     pub fn release(&mut self, mut table: BlockTable) -> usize {
+        self.release_states(&mut table);
         table.take_blocks().into_iter().filter(|&block| self.drop_user(block)).count()
     }
 

@@ -5,8 +5,9 @@
 //! user has gone. There is one index for each tenant and salt, and no lookup without a scope. Prefixes that the
 //! operator declared shared have an index of their own, which every tenant's lookup may use.
 
-use super::idle_blocks::EvictionOrder;
-use super::prefix_index::BlockHash;
+use super::eviction_queues::EvictionOrder;
+use super::prefix_index::{BlockHash, PrefixIndex};
+use super::states::Snapshot;
 use super::{BlockId, BlockTable, KvCache, Scope, TenantId};
 
 /// The identity of a full block.
@@ -15,9 +16,11 @@ pub(super) struct Content {
     pub(super) scope: Scope,
     hash: BlockHash,
     /// Number of blocks before it in its sequence; a chain is evicted from its end.
-    depth: u32,
-    tokens: Box<[u32]>,
+    pub(super) depth: u32,
+    pub(super) tokens: Box<[u32]>,
     last_used: u64,
+    /// The state at the block's end, if the model has states and one was saved.
+    pub(super) snapshot: Option<Snapshot>,
 }
 
 /// A block that holds the next tokens of a prompt.
@@ -56,13 +59,16 @@ impl KvCache {
             if self.blocks[block as usize].content.is_none() && index.insert(hash, block) {
                 let tokens = tokens[range].into();
                 let entry = &mut self.blocks[block as usize];
-                entry.content = Some(Content { scope, hash, depth: i as u32, tokens, last_used: self.clock });
+                let (depth, last_used) = (i as u32, self.clock);
+                entry.content = Some(Content { scope, hash, depth, tokens, last_used, snapshot: None });
                 let owner = std::mem::replace(&mut entry.owner, scope.tenant);
                 self.usage_mut(owner).in_use -= 1;
                 self.usage_mut(scope.tenant).in_use += 1;
             }
             table.push_hash(hash);
+            self.keep_snapshot(table, i, (scope, hash), &tokens[i * self.block_len..(i + 1) * self.block_len]);
         }
+        self.drop_pending_snapshots(table);
     }
 
     /// Returns the longest chain of blocks in the index that `tokens` begins with.
@@ -90,8 +96,15 @@ impl KvCache {
         found
     }
 
+    /// Returns depth, hash and tokens of every block that can be found in a scope.
+    pub(super) fn contents_of(&self, scope: Scope) -> impl Iterator<Item = (u32, BlockHash, &[u32])> {
+        let blocks = self.indexes.get(&scope).into_iter().flat_map(PrefixIndex::blocks);
+        let contents = blocks.filter_map(|block| self.blocks[block as usize].content.as_ref());
+        contents.map(|content| (content.depth, content.hash, &*content.tokens))
+    }
+
     /// Returns the shared scope for a block that lies wholly within a shared prefix, and `scope` for all others.
-    fn scope_of_block(&self, scope: Scope, tokens: &[u32], end: usize) -> Scope {
+    pub(super) fn scope_of_block(&self, scope: Scope, tokens: &[u32], end: usize) -> Scope {
         let is_prefix =
             |prefix: &Vec<u32>| prefix.len() >= end && tokens.len() >= end && prefix[..end] == tokens[..end];
         if self.shared_prefixes.iter().any(is_prefix) { Scope::SHARED } else { scope }
@@ -146,9 +159,11 @@ impl KvCache {
         let content = self.blocks[block as usize].content.take().expect("an idle block has content");
         let index = self.indexes.get_mut(&content.scope).expect("the index it was entered into");
         index.remove(content.hash);
+        self.evicted.insert(content.hash);
         if index.is_empty() {
             self.indexes.remove(&content.scope);
         }
+        self.forget_snapshot(content.scope, content.depth, block, content.snapshot);
         self.usage_mut(tenant).idle -= 1;
         Some(block)
     }

@@ -66,6 +66,10 @@ impl PrefixIndex {
         true
     }
 
+    pub(super) fn blocks(&self) -> impl Iterator<Item = BlockId> {
+        self.blocks.values().copied()
+    }
+
     pub(super) fn remove(&mut self, hash: BlockHash) {
         self.blocks.remove(&hash);
     }

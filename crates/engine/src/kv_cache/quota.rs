@@ -68,6 +68,11 @@ impl KvCache {
         self.usage.get(&tenant).copied().unwrap_or_default()
     }
 
+    /// Returns the blocks of every tenant that has held some. Those of shared prefixes are under an id that no key has.
+    pub fn usages(&self) -> impl Iterator<Item = (TenantId, TenantUsage)> {
+        self.usage.iter().map(|(&tenant, &usage)| (tenant, usage))
+    }
+
     pub(super) fn usage_mut(&mut self, tenant: TenantId) -> &mut TenantUsage {
         self.usage.entry(tenant).or_default()
     }

@@ -252,3 +252,52 @@ fn check(cache: &KvCache, live: &[Live]) {
         .expect("consistent counters");
     assert_eq!(cache.free.len() + cache.num_idle() + cache.num_in_use(), cache.num_blocks());
 }
+
+/// Caches the whole blocks of a prompt.
+fn store(cache: &mut KvCache, scope: Scope, tokens: &[u32]) {
+    let (mut table, mut reservation, num_cached) = cache.admit(scope, tokens, 0).unwrap();
+    assert!(num_cached < tokens.len());
+    cache.grow(&mut table, &mut reservation, tokens.len()).unwrap();
+    cache.index_full_blocks(&mut table, tokens);
+    cache.release(table);
+    cache.cancel(reservation);
+}
+
+#[test]
+fn a_miss_names_a_missing_snapshot() {
+    let mut cache = KvCache::new(8, 4, [1; 32]);
+    cache.use_states(StateOptions { num_live: 2, num_others: 2, distance: 4 });
+    let (own, other) = (Scope::of(TenantId(1)), Scope::of(TenantId(2)));
+    let cached: Vec<u32> = (0..12).collect();
+    store(&mut cache, own, &cached);
+    let miss = |reason: MissReason| Some(PrefixMiss { reused: 0, reason });
+    assert_eq!(cache.explain_miss(own, &cached, 0), miss(MissReason::NoSnapshot));
+    assert_eq!(cache.explain_miss(other, &cached, 0), miss(MissReason::New));
+}
+
+#[test]
+fn a_miss_names_the_first_token_that_differs_or_what_became_of_the_block() {
+    let mut cache = KvCache::new(8, 4, [1; 32]);
+    let (own, other) = (Scope::of(TenantId(1)), Scope::of(TenantId(2)));
+    let cached: Vec<u32> = (0..12).collect();
+    store(&mut cache, own, &cached);
+    let reason = |cache: &KvCache, scope: Scope, tokens: &[u32]| {
+        let reused = cache.find_prefix(scope, &tokens[..tokens.len() - 1]).len() * 4;
+        cache.explain_miss(scope, tokens, reused)
+    };
+    assert_eq!(reason(&cache, own, &[0, 1, 2, 3, 4]), None, "every whole block was found");
+    let changed = [0, 1, 2, 3, 4, 5, 99, 7, 8, 9];
+    let miss = reason(&cache, own, &changed).unwrap();
+    let difference =
+        PrefixDifference { position: 6, before: vec![0, 1, 2, 3, 4, 5], prompt: vec![99, 7, 8, 9], cached: vec![6, 7] };
+    assert_eq!(miss, PrefixMiss { reused: 4, reason: MissReason::Differs(difference) });
+    // Another tenant learns nothing of these blocks, also with the same tokens.
+    assert_eq!(reason(&cache, other, &changed).unwrap().reason, MissReason::New);
+    let salted = Scope::salted(TenantId(1), "salt");
+    assert_eq!(reason(&cache, salted, &cached).unwrap().reason, MissReason::OtherSalt);
+    let longer: Vec<u32> = (0..20).collect();
+    assert_eq!(reason(&cache, own, &longer).unwrap(), PrefixMiss { reused: 12, reason: MissReason::New });
+    while cache.evict_from(TenantId(1)).is_some() {}
+    assert_eq!(reason(&cache, own, &cached).unwrap(), PrefixMiss { reused: 0, reason: MissReason::Evicted });
+    assert_eq!(reason(&cache, other, &cached).unwrap().reason, MissReason::New);
+}

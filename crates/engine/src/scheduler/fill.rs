@@ -62,6 +62,22 @@ impl<'a> Fill<'a> {
         if num_rows < self.wanted[i] && 2 * rest <= num_rows { num_rows - rest } else { num_rows }
     }
 
+    /// Takes the next rows of replies in `order`, those of one request at least, while the step takes at most `limit`.
+    pub(super) fn take_decode(&mut self, order: &[usize], limit: f64) {
+        let mut rest = order;
+        while let Some((&head, tail)) = rest.split_first() {
+            let num_joined = tail.iter().take_while(|&&i| self.pending[i].joins_previous).count();
+            let (group, tail) = (&rest[..=num_joined], &tail[num_joined..]);
+            let mut work = self.work;
+            group.iter().for_each(|&i| work += Work::chunk(self.pending[i].depth, 1));
+            if head != order[0] && self.costs.predict(work) > limit {
+                return;
+            }
+            group.iter().for_each(|&i| self.take(i, self.wanted[i]));
+            rest = tail;
+        }
+    }
+
     /// Serves the sequences of a tenant in `order`. Together they may cost `part`; the first may cost `first`. Returns
     /// the time to save for a sequence or a tile that did not fit, or 0.
     pub(super) fn serve(&mut self, order: &[usize], part: f64, first: f64) -> f64 {

@@ -52,7 +52,7 @@ fn new_estimate(rate: f64) -> Estimate {
 /// Rates until something was observed.
 fn prior(drafter: DrafterKind, level: usize) -> f64 {
     match drafter {
-        DrafterKind::DraftModel => [0.7, 0.7, 0.75, 0.85][level],
+        DrafterKind::DraftModel | DrafterKind::Mtp => [0.7, 0.7, 0.75, 0.85][level],
         DrafterKind::Ngram | DrafterKind::Suffix => [0.25, 0.45, 0.65, 0.8][level],
         DrafterKind::Prediction => [0.5, 0.65, 0.8, 0.9][level],
         DrafterKind::Custom => 0.5,

@@ -13,17 +13,20 @@ pub enum DrafterKind {
     Suffix,
     /// The output that the client predicted.
     Prediction,
+    /// A layer of the model that predicts further tokens.
+    Mtp,
     /// A drafter of the program that embeds the engine.
     Custom,
 }
 
 impl DrafterKind {
     /// All kinds, in the order of their index.
-    pub const ALL: [DrafterKind; 5] = [
+    pub const ALL: [DrafterKind; 6] = [
         DrafterKind::DraftModel,
         DrafterKind::Ngram,
         DrafterKind::Suffix,
         DrafterKind::Prediction,
+        DrafterKind::Mtp,
         DrafterKind::Custom,
     ];
 
@@ -34,6 +37,7 @@ impl DrafterKind {
             DrafterKind::Ngram => "ngram",
             DrafterKind::Suffix => "suffix",
             DrafterKind::Prediction => "prediction",
+            DrafterKind::Mtp => "mtp",
             DrafterKind::Custom => "custom",
         }
     }

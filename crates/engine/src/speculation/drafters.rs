@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use super::{
-    Acceptance, DraftContext, DraftLengths, DraftModel, Drafter, DrafterKind, Level, ScoredDraft, SequenceDrafts,
-    SpeculationOptions, SuffixStore,
+    Acceptance, DraftContext, DraftLengths, DraftModel, Drafter, DrafterKind, Level, MtpDrafter, ScoredDraft,
+    SequenceDrafts, SpeculationOptions, SuffixStore,
 };
 use crate::{Scope, TenantId};
 
@@ -16,6 +16,7 @@ const MAX_TENANTS: usize = 1024;
 pub(crate) struct Drafters {
     pub(crate) options: SpeculationOptions,
     pub(crate) model: Option<DraftModel>,
+    pub(crate) mtp: MtpDrafter,
     /// When the chain of draft steps was launched whose tokens only the device knows.
     pub(crate) chain_launched: Option<Instant>,
     pub(crate) lengths: DraftLengths,
@@ -36,6 +37,7 @@ impl Default for Drafters {
         Drafters {
             options: SpeculationOptions::OFF,
             model: None,
+            mtp: MtpDrafter::default(),
             chain_launched: None,
             lengths: DraftLengths::default(),
             num_accepted: 0,
@@ -65,8 +67,8 @@ impl Drafters {
 
     /// Whether there is no drafter for a request without a prediction.
     pub(crate) fn is_empty(&self) -> bool {
-        let SpeculationOptions { ngram, suffix, .. } = self.options;
-        !ngram && !suffix && self.model.is_none() && self.custom.is_empty()
+        let SpeculationOptions { ngram, suffix, mtp, .. } = self.options;
+        !ngram && !suffix && !mtp && self.model.is_none() && self.custom.is_empty()
     }
 
     /// Looks up proposals for a sequence, unless that was done for the same tokens before. They stay with the sequence

@@ -10,6 +10,7 @@ mod draft_length;
 mod draft_model;
 mod drafter;
 mod drafters;
+mod mtp;
 mod ngram;
 mod ngram_table;
 mod prediction;
@@ -23,6 +24,7 @@ pub use draft_length::{Candidate, DraftLengths, Limits, choose};
 pub use draft_model::{ChainedDraft, DraftModel, DraftModelOptions, WantedDraft};
 pub use drafter::{DraftContext, Drafter, DrafterKind};
 pub(crate) use drafters::Drafters;
+pub(crate) use mtp::{MtpDraft, MtpDrafter};
 pub use ngram::NgramDrafter;
 pub use prediction::PredictionDrafter;
 pub use scored_draft::{Level, NUM_LEVELS, ScoredDraft};
@@ -42,6 +44,9 @@ pub struct SpeculationOptions {
     pub suffix: bool,
     /// Maximum tokens of a draft, up to [`MAX_DRAFT_LEN`].
     pub max_draft_len: usize,
+    /// Propose what the layer that the model has for this ([`pellucid_model::DecoderConfig::predictor`]) predicts.
+    /// Without such a layer, nothing is proposed.
+    pub mtp: bool,
     /// Draft this many tokens in every step, whatever it costs; for tests and benchmarks. `None` chooses the length
     /// that promises the most tokens per second.
     pub fixed_draft_len: Option<usize>,
@@ -49,8 +54,13 @@ pub struct SpeculationOptions {
 
 impl SpeculationOptions {
     /// No drafter.
-    pub const OFF: SpeculationOptions =
-        SpeculationOptions { ngram: false, suffix: false, max_draft_len: MAX_DRAFT_LEN, fixed_draft_len: None };
+    pub const OFF: SpeculationOptions = SpeculationOptions {
+        ngram: false,
+        suffix: false,
+        mtp: false,
+        max_draft_len: MAX_DRAFT_LEN,
+        fixed_draft_len: None,
+    };
 
     /// Returns the maximum length of a draft.
     pub(crate) fn max_len(&self) -> usize {

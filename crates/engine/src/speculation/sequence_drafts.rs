@@ -62,9 +62,9 @@ impl SequenceDrafts {
         }
     }
 
-    /// Adds the proposal of a draft model, so that it is observed.
-    pub(crate) fn add_drafted(&mut self, tokens: &[u32]) {
-        let mut draft = ScoredDraft::new(DrafterKind::DraftModel);
+    /// Adds the proposal of a model, so that it is observed.
+    pub(crate) fn add_drafted(&mut self, drafter: DrafterKind, tokens: &[u32]) {
+        let mut draft = ScoredDraft::new(drafter);
         tokens.iter().for_each(|&token| draft.push(token, Level::LOWEST));
         self.add(draft);
     }
@@ -106,7 +106,7 @@ impl SequenceDrafts {
     pub(crate) fn set_chained(&mut self, tokens: &[u32]) {
         self.chained = None;
         self.rows.extend_from_slice(tokens);
-        self.add_drafted(tokens);
+        self.add_drafted(DrafterKind::DraftModel, tokens);
     }
 
     /// Returns the sources of the tokens of the planned step, if only the device knows some of them.

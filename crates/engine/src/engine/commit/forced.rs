@@ -2,8 +2,9 @@
 //! together with the token before it.
 //!
 //! A forced token is the only one that the mask allows, so sampling could choose no other. Requests that need the
-//! logits of every token (log probabilities, `best_of`, Mirostat, traces) sample each forced token from its row; for
-//! them, `Engine::add_forced` in `drafting` plans the rows of a run in one step, like a draft that cannot be wrong.
+//! logits of every token (log probabilities, `best_of`, Mirostat, traces, probes) sample each forced token from its
+//! row; for them, `Engine::add_forced` in `drafting` plans the rows of a run in one step, like a draft that cannot be
+//! wrong.
 
 use pellucid_sampling::Choice;
 
@@ -18,7 +19,7 @@ const MAX_RUN: usize = 64;
 
 /// Returns the next token of a sequence if it is known without logits.
 pub(super) fn forced_choice(sequence: &mut Sequence, request: &Request) -> Option<Choice> {
-    let token = *sequence.grammar.as_mut().filter(|_| !request.trace)?.forced().first()?;
+    let token = *sequence.grammar.as_mut().filter(|_| !request.trace && request.probe.is_none())?.forced().first()?;
     sequence.sampler.forced_choice(token, sequence.tokens.len() - request.prompt.len())
 }
 

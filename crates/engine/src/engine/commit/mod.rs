@@ -2,6 +2,7 @@
 
 mod beams;
 mod forced;
+mod probe;
 mod sample;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -50,9 +51,11 @@ impl Engine {
     }
 
     fn commit_group(&mut self, id: GroupId, mut parts: Vec<ChunkRows<'_>>, now: Instant) -> Result<(), Error> {
+        let started = self.clock.now();
         self.sample_digests(id, &mut parts)?;
+        let mut sampling_time = self.clock.now() - started;
         self.record_computed(id, &parts);
-        let Engine { running, workspace, .. } = self;
+        let Engine { running, workspace, stats, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
         if let Some(started) = group.started.filter(|_| group.stats.queue_time.is_zero()) {
             group.stats.queue_time = started - group.arrived;
@@ -72,19 +75,28 @@ impl Engine {
         if complete.is_empty() {
             return Ok(());
         }
+        if let Some(before) = group.last_token.replace(now) {
+            group.stats.gaps.observe(now - before);
+            stats.gaps.observe(now - before);
+        }
+        group.batch_size = complete[0].step.chunks.len();
         let is_first = group.first_token.is_none();
         if is_first {
             group.first_token = Some(now);
             group.stats.time_to_first_token = now - group.arrived;
         }
-        let num_tokens = if group.search.is_some() {
+        let is_search = group.search.is_some();
+        let started = self.clock.now();
+        let num_tokens = if is_search {
             self.advance_beams(id, &complete)?;
             1
         } else {
             self.sample_tokens(id, complete)?
         };
-        if let Some(group) = self.running.get_mut(&id).filter(|_| !is_first) {
-            group.stats.tokens_after_first += num_tokens;
+        sampling_time += self.clock.now() - started;
+        if let Some(group) = self.running.get_mut(&id) {
+            group.stats.sampling_time += sampling_time;
+            group.stats.tokens_after_first += if is_first { 0 } else { num_tokens };
         }
         self.finish_if_done(id, now);
         Ok(())

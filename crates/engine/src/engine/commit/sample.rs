@@ -6,6 +6,7 @@ use pellucid_tensor::RowDigest;
 
 use super::super::{Engine, PlannedChunk, Step};
 use super::forced::{commit_run, forced_choice};
+use super::probe::probe_token;
 use crate::kv_cache::KvCache;
 use crate::sequence::{Sequence, SequenceGrammar};
 use crate::sequence_group::{GroupId, SequenceGroup};
@@ -94,7 +95,7 @@ impl Engine {
     /// Samples the tokens of one sequence: from the first row, and from each further row while what was drafted for it
     /// is what was sampled. Returns the number of tokens.
     fn sample_sequence(&mut self, id: GroupId, i: usize, rows: &ChunkRows<'_>) -> Result<usize, Error> {
-        let Engine { running, cache, workspace, model, spare_row, drafters, stats, .. } = self;
+        let Engine { running, cache, workspace, model, kv, spare_row, drafters, stats, .. } = self;
         let group = running.get_mut(&id).expect("a planned request runs");
         let (vocab_size, context_len) = (model.config().vocab_size, model.config().context_len);
         let (draft_len, first) = (rows.chunk.draft_len(), rows.first_to_sample());
@@ -127,6 +128,7 @@ impl Engine {
                 sequence.num_computed += 1;
                 stats.decode_tokens += 1;
                 let table = sequence.table.as_mut().expect("a running sequence has blocks");
+                cache.accept_draft(table, row - 1);
                 let num_cacheable = group.request.num_cacheable(sequence.num_computed);
                 cache.index_full_blocks(table, &sequence.tokens[..num_cacheable]);
             }
@@ -137,6 +139,7 @@ impl Engine {
             let is_accepted = row < draft_len && sequence.drafts.next(row) == Some(choice.token);
             num_accepted += usize::from(is_accepted);
             chosen.push(choice.token);
+            probe_token(group, (i, choice.token), (&mut **model, kv), workspace)?;
             if commit_token(group, i, (choice, trace, proposal), cache, context_len)? || !is_accepted {
                 break;
             }
@@ -145,9 +148,13 @@ impl Engine {
         stats.forced_tokens += (group.stats.forced_tokens - num_forced_before) as u64;
         let tenant = group.tenant();
         let sequence = &mut group.sequences[i];
+        if let Some(table) = &mut sequence.table {
+            cache.end_drafts(table);
+        }
         if let Some((drafter, counts)) = sequence.drafts.counts(num_accepted).filter(|_| draft_len > 0) {
             group.stats.speculation.add(drafter, counts);
             stats.speculation.add(drafter, counts);
+            stats.num_drafts += 1;
             drafters.num_accepted += num_accepted;
         }
         drafters.observe(tenant, &mut sequence.drafts, &chosen);
@@ -168,6 +175,7 @@ pub(super) fn commit_token(
 ) -> Result<bool, Error> {
     let holds_back = group.holds_back();
     let reports_logprobs = group.request.sampling.logprobs.is_some();
+    let batch_size = group.batch_size;
     let sequence = &mut group.sequences[i];
     let mut finish = match choice.end {
         Some(End::EndOfSequence) => Some(FinishReason::End),
@@ -177,7 +185,7 @@ pub(super) fn commit_token(
     sequence.num_sampled += 1;
     sequence.total_logprob += choice.logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.chosen));
     let logprobs = choice.logprobs.filter(|_| reports_logprobs);
-    let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace, proposal };
+    let event = TokenEvent { choice: sequence.choice, id: choice.token, logprobs, trace, proposal, batch_size };
     let mut end_token = None;
     if finish.is_some() {
         end_token = Some(event);
@@ -225,14 +233,28 @@ fn fork_choices(group: &mut SequenceGroup, cache: &mut KvCache, vocab_size: usiz
 }
 
 /// Samples from the digest of a row of logits; `None` if the digest does not determine the token, as where a grammar
-/// excludes tokens.
-fn sample_digest(sequence: &Sequence, digest: &RowDigest, workspace: &mut Workspace) -> Result<Option<Choice>, Error> {
-    let position = sequence.tokens.len() as u32;
-    let is_enough = digest.is_plain && !sequence.is_masked();
-    let Some(query) = sequence.sampler.query(position).filter(|_| is_enough) else { return Ok(None) };
+/// excludes the most probable tokens.
+fn sample_digest(
+    sequence: &mut Sequence,
+    digest: &RowDigest,
+    workspace: &mut Workspace,
+) -> Result<Option<Choice>, Error> {
+    let (position, is_masked) = (sequence.tokens.len() as u32, sequence.is_masked());
+    let Sequence { sampler, grammar, .. } = sequence;
+    let Some(query) = sampler.query(position).filter(|_| digest.is_plain) else { return Ok(None) };
+    let mask = match grammar.as_mut().filter(|_| is_masked) {
+        None => None,
+        Some(grammar) => {
+            if !grammar.forced().is_empty() {
+                // A forced token needs neither mask nor logits.
+                return Ok(None);
+            }
+            grammar.mask(false)?
+        }
+    };
     let RowDigest { ref top, has_all, totals, ref finalists, .. } = *digest;
     let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
-    Ok(sequence.sampler.sample_digest(&digest, position, workspace)?)
+    Ok(sampler.sample_digest(&digest, position, mask, workspace)?)
 }
 
 /// Samples from a row of logits.

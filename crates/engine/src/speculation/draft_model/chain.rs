@@ -8,7 +8,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use pellucid_model::{Chunk, ChunkIds};
+use pellucid_model::{Chunk, ChunkIds, ChunkState};
 use pellucid_tensor::RowQuery;
 
 use super::round::MAX_READY_ROWS;
@@ -114,6 +114,7 @@ impl DraftModel {
                     blocks: sequence.table.blocks(),
                     wanted: num_rows - 1..num_rows,
                     queries: query.as_slice(),
+                    state: ChunkState::default(),
                 };
                 batch.push(chunk, options.block_len);
             }

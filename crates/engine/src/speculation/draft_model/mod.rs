@@ -15,7 +15,7 @@
 
 mod chain;
 mod round;
-mod sample;
+pub(super) mod sample;
 mod sequences;
 
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ use sample::SampleMemory;
 use sequences::DraftSequences;
 
 /// Number of failed steps, one after another, after which a draft model is not used any more.
-const MAX_FAILED_STEPS: u32 = 8;
+pub(super) const MAX_FAILED_STEPS: u32 = 8;
 
 /// Settings of a [`DraftModel`].
 #[derive(Debug, Clone, Copy)]
@@ -111,6 +111,10 @@ impl DraftModel {
         options: DraftModelOptions,
     ) -> Result<DraftModel, Error> {
         assert!(options.chunk_len > 0 && options.step_tokens > 0);
+        if model.config().has_state() {
+            let architecture = model.config().architecture.clone();
+            return Err(Error::StatefulDraftModel { architecture });
+        }
         let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)?;
         Ok(DraftModel {
             model,
@@ -272,7 +276,7 @@ impl DraftModel {
 }
 
 /// Turns the payload of a panic into an error.
-fn internal_error(panic: &(dyn std::any::Any + Send)) -> Error {
+pub(super) fn internal_error(panic: &(dyn std::any::Any + Send)) -> Error {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     Error::Internal(text.unwrap_or("no message").to_owned())
 }

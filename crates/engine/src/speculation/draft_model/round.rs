@@ -3,7 +3,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use pellucid_model::{Chunk, ChunkIds};
+use pellucid_model::{Chunk, ChunkIds, ChunkState};
 use pellucid_sampling::State;
 
 use super::sample::{self, Chain};
@@ -234,6 +234,7 @@ impl DraftModel {
                 blocks: sequence.table.blocks(),
                 wanted: rows.num_rows - usize::from(rows.samples)..rows.num_rows,
                 queries: query.as_slice(),
+                state: ChunkState::default(),
             };
             batch.push(chunk, options.block_len);
         }

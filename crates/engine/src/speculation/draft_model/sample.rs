@@ -8,7 +8,7 @@ use crate::Error;
 
 /// Memory that is kept from token to token.
 #[derive(Default)]
-pub(super) struct SampleMemory {
+pub(in crate::speculation) struct SampleMemory {
     workspace: Workspace,
     /// A row that was read because its digest was not enough.
     row: Vec<f32>,
@@ -17,22 +17,22 @@ pub(super) struct SampleMemory {
 }
 
 /// The sampler of a request with the sequence that it samples for.
-pub(super) struct Chain<'a> {
-    pub(super) sampler: &'a Sampler,
-    pub(super) history: &'a History,
+pub(in crate::speculation) struct Chain<'a> {
+    pub(in crate::speculation) sampler: &'a Sampler,
+    pub(in crate::speculation) history: &'a History,
     /// Number of tokens before the one to sample.
-    pub(super) position: u32,
+    pub(in crate::speculation) position: u32,
 }
 
 /// Returns what a digest must contain to sample the token at `position`; `None` if the whole row is needed.
-pub(super) fn query(sampler: &Sampler, position: u32) -> Option<RowQuery> {
+pub(in crate::speculation) fn query(sampler: &Sampler, position: u32) -> Option<RowQuery> {
     let DigestQuery { temperature, race, shortlist } = sampler.query(position)?;
     let shortlist = shortlist.map(|list| Shortlist { draw: list.draw, k: list.k, p: list.p, min_p: list.min_p });
     Some(RowQuery { temperature, race, shortlist })
 }
 
 /// Samples from row `row` of a step that has ended, which no other step has followed.
-pub(super) fn sample(
+pub(in crate::speculation) fn sample(
     model: &mut dyn Model,
     logits: &Logits,
     row: usize,
@@ -57,7 +57,7 @@ fn from_digest(digest: &RowDigest, chain: &Chain<'_>, workspace: &mut Workspace)
     let Some(DigestQuery { temperature, .. }) = query else { return Ok(None) };
     let RowDigest { ref top, has_all, totals, ref finalists, .. } = *digest;
     let digest = Digest { top, has_all, totals, temperature, finalists };
-    Ok(chain.sampler.sample_digest(&digest, chain.position, workspace)?)
+    Ok(chain.sampler.sample_digest(&digest, chain.position, None, workspace)?)
 }
 
 /// Samples from a whole row. The output of a draft model may be padded to another length than the target's: tokens that

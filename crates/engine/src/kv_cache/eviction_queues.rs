@@ -1,5 +1,5 @@
-//! Blocks that no sequence uses and that the prefix cache can still find: one queue for each tenant, in the order of
-//! eviction.
+//! Blocks in the order of eviction, one queue for each tenant: the blocks that no sequence uses and that the prefix
+//! cache can still find, and those with a snapshot of a recurrent state.
 //!
 //! The queues belong to tenants, not to scopes: a client may use any number of salts, and the cost of an eviction must
 //! not grow with them.
@@ -25,12 +25,12 @@ impl EvictionOrder {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct IdleBlocks {
+pub(super) struct EvictionQueues {
     queues: HashMap<TenantId, BTreeSet<EvictionOrder>>,
     num_blocks: usize,
 }
 
-impl IdleBlocks {
+impl EvictionQueues {
     pub(super) fn len(&self) -> usize {
         self.num_blocks
     }
@@ -52,8 +52,8 @@ impl IdleBlocks {
         Some(order.block)
     }
 
-    /// Returns the tenant whose block is evicted next: the one with most idle blocks, so that a flood of requests
-    /// evicts its own blocks first. Of several, the one with the least recently used block.
+    /// Returns the tenant whose block is evicted next: the one with most blocks in its queue, so that a flood of
+    /// requests evicts its own blocks first. Of several, the one with the least recently used block.
     pub(super) fn next_tenant(&self) -> Option<TenantId> {
         let oldest = |queue: &BTreeSet<EvictionOrder>| Reverse(queue.first().map(|order| order.last_used));
         let tenants = self.queues.iter().filter(|(_, queue)| !queue.is_empty());

@@ -1,8 +1,11 @@
 //! Statistics of a request and of the engine.
 
+mod gaps;
+
 use std::time::Duration;
 
 use crate::SpeculationStats;
+pub use gaps::{GAP_BOUNDS_S, GapHistogram};
 
 /// Counts and times of one request.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -25,8 +28,12 @@ pub struct RequestStats {
     pub decode_time: Duration,
     /// From submission to the end.
     pub total_time: Duration,
+    /// Part of its steps in which its tokens were sampled and entered; the model had computed before.
+    pub sampling_time: Duration,
     /// Tokens after the first; of several sequences, those of the one that got most in each step.
     pub tokens_after_first: usize,
+    /// Gaps between the steps that gave it tokens.
+    pub gaps: GapHistogram,
     /// Drafted and accepted tokens.
     pub speculation: SpeculationStats,
 }
@@ -57,16 +64,22 @@ pub struct EngineStats {
     /// Computed tokens of replies: one for each sequence and step, the drafted tokens that were accepted, and tokens
     /// that a grammar forced.
     pub decode_tokens: u64,
+    /// Prompt tokens that were looked up in the prefix cache: those of every prompt that is not scored.
+    pub looked_up_tokens: u64,
     /// Prompt tokens found in the prefix cache.
     pub cached_tokens: u64,
     /// The part of `cached_tokens` that was found in prefixes that the operator declared shared.
     pub shared_cached_tokens: u64,
     /// Tokens of replies that a grammar forced.
     pub forced_tokens: u64,
+    /// Drafts that the model checked, each of one or more tokens of a sequence.
+    pub num_drafts: u64,
     /// Drafted and accepted tokens of all requests.
     pub speculation: SpeculationStats,
     /// Errors of the draft model: failed steps, and logits that could not be sampled. Requests do not notice them.
     pub draft_errors: u64,
+    /// Gaps between the tokens of all requests.
+    pub gaps: GapHistogram,
     /// Requests that ended with a complete reply or by their deadline.
     pub finished_requests: u64,
     /// Requests whose client disconnected.
@@ -87,4 +100,6 @@ pub struct EngineStats {
     pub blocks_idle: usize,
     /// All blocks of KV memory.
     pub num_blocks: usize,
+    /// Positions of a block.
+    pub block_len: usize,
 }
