@@ -74,6 +74,8 @@ pub struct ReplyTrace {
     pub token: TokenTrace,
     /// The token that a drafter proposed for this position, if one did. It had no influence on the choice.
     pub proposal: Option<Proposal>,
+    /// Number of sequences in the step that computed the token.
+    pub batch_size: usize,
     /// Verdicts of the guards on the token, in their order. The traces of a blocked token are never shown.
     pub verdicts: Vec<TokenVerdict>,
 }
@@ -81,8 +83,8 @@ pub struct ReplyTrace {
 impl ReplyTrace {
     /// Returns the trace of a token; `None` if the request does not ask for traces.
     pub(crate) fn of(token: TokenEvent) -> Option<ReplyTrace> {
-        let TokenEvent { trace, proposal, .. } = token;
-        trace.map(|trace| ReplyTrace { token: *trace, proposal, verdicts: Vec::new() })
+        let TokenEvent { trace, proposal, batch_size, .. } = token;
+        trace.map(|trace| ReplyTrace { token: *trace, proposal, batch_size, verdicts: Vec::new() })
     }
 
     /// Whether the proposed token is the one that was chosen; `None` without a proposal.

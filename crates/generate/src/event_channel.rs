@@ -11,8 +11,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
-use pellucid_engine::{Control, Event, EventSink, fallible};
+use pellucid_engine::{Control, Error, Event, EventSink, fallible};
 
+use crate::progress::Progress;
 use crate::{GuardError, Verdict};
 
 /// Events that a reader may be behind before its requests are held up. A step adds at most two for each sequence of a
@@ -56,6 +57,10 @@ struct State {
     waker: Option<Waker>,
     /// Control messages, by prompt.
     controls: Vec<VecDeque<Control>>,
+    /// The engine's work so far, for those who watch the generation.
+    progress: Progress,
+    /// Whether someone else than the reader has cancelled the generation.
+    is_cancelled: bool,
 }
 
 impl Shared {
@@ -86,6 +91,8 @@ pub(crate) fn channel(num_prompts: usize, reports_progress: bool) -> (Vec<Sink>,
         num_sinks: num_prompts,
         waker: None,
         controls: vec![VecDeque::new(); num_prompts],
+        progress: Progress::default(),
+        is_cancelled: false,
     };
     let shared = Arc::new(Shared {
         is_open: AtomicBool::new(true),
@@ -111,6 +118,7 @@ impl EventSink for Sink {
             return;
         }
         self.shared.notify(|state| {
+            state.progress.observe(&event);
             // The replies of `best_of` arrive all at once, so this may grow with the request.
             if state.lost.is_none() && state.events.try_reserve(1).is_ok() {
                 self.shared.backlog.fetch_add(1, Ordering::Relaxed);
@@ -244,12 +252,20 @@ impl EventReceiver {
         self.shared.num_controls.fetch_add(1, Ordering::Release);
     }
 
+    /// Returns what watches the generation and can cancel it.
+    pub(crate) fn monitor(&self) -> Monitor {
+        Monitor(self.shared.clone())
+    }
+
     /// Returns what sends verdicts on a choice.
     pub(crate) fn verdicts(&self, choice: usize) -> VerdictSender {
         VerdictSender { choice, shared: self.shared.clone() }
     }
 
     fn take(&self, state: &mut State, reads: Reads) -> Poll<Option<ChannelEvent>> {
+        if state.is_cancelled {
+            return Poll::Ready(Some(ChannelEvent::Engine((0, Event::Failed(Error::Cancelled)))));
+        }
         if let Some((choice, guard, verdict)) = state.verdicts.pop_front() {
             return Poll::Ready(Some(ChannelEvent::Verdict { choice, guard, verdict }));
         }
@@ -276,5 +292,28 @@ impl EventReceiver {
 impl Drop for EventReceiver {
     fn drop(&mut self) {
         self.shared.is_open.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Watches a generation from another thread than its reader's, and can cancel it. Does not keep it alive.
+#[derive(Debug, Clone)]
+pub struct Monitor(Arc<Shared>);
+
+impl Monitor {
+    /// Returns how far the engine is. Does not depend on how much the reader has read.
+    pub fn progress(&self) -> Progress {
+        let state = self.0.lock();
+        Progress {
+            is_cancelled: state.is_cancelled,
+            waits_for_reader: self.0.backlog.load(Ordering::Relaxed) >= MAX_BACKLOG,
+            ..state.progress
+        }
+    }
+
+    /// Ends the generation: the engine frees its KV blocks before the next step, also if the reader has stopped
+    /// reading, and the reader gets [`Error::Cancelled`] next. Events that were not read are lost.
+    pub fn cancel(&self) {
+        self.0.notify(|state| state.is_cancelled = true);
+        self.0.is_open.store(false, Ordering::Relaxed);
     }
 }

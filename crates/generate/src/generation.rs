@@ -3,12 +3,13 @@
 //! Dropping a [`Generation`] cancels its requests: the engine frees their KV blocks before its next step.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pellucid_engine::{Control, Error, Event, Request, RequestStats, SpeculationStats, fallible};
 
-use crate::event_channel::{ChannelEvent, EventReceiver, Reads, channel};
+use crate::event_channel::{ChannelEvent, EventReceiver, Monitor, Reads, channel};
 use crate::prompt_replies::PromptReplies;
 use crate::{Delta, Finish, GuardError, JudgedPrompt, LoadedModel, ReplySplitter, Summary, Turn, Verdict};
 
@@ -38,6 +39,8 @@ pub struct PromptRequest {
     pub splitter: Option<ReplySplitter>,
     /// Messages of the prompt, for guards that judge conversations; none if it is a text.
     pub turns: Vec<Turn>,
+    /// The header `traceparent` of the request, which guards pass on to their services.
+    pub traceparent: Option<Arc<str>>,
     /// Says that the guards of the model have passed the prompt; see [`LoadedModel::judge`].
     pub judged: Option<JudgedPrompt>,
 }
@@ -52,6 +55,7 @@ impl PromptRequest {
             continues_text: false,
             splitter: None,
             turns: Vec::new(),
+            traceparent: None,
             judged: None,
         }
     }
@@ -134,6 +138,11 @@ impl Generation {
         Ok(Generation { receiver, prompts, ready, submitted, has_failed: false })
     }
 
+    /// Returns what watches this generation from other threads, and can cancel it.
+    pub fn monitor(&self) -> Monitor {
+        self.receiver.monitor()
+    }
+
     /// Number of choices over all prompts.
     pub fn num_choices(&self) -> usize {
         self.prompts.iter().map(|prompt| prompt.choices.len()).sum()
@@ -208,7 +217,10 @@ impl Generation {
         let longest = |time: &dyn Fn(&PromptReplies) -> Option<Duration>| self.prompts.iter().filter_map(time).max();
         let mut speculation = SpeculationStats::default();
         self.prompts.iter().for_each(|prompt| speculation += prompt.speculation());
-        let finishes = self.prompts.iter().flat_map(|prompt| &prompt.choices).map(|choice| choice.finish().cloned());
+        let finishes: Vec<Option<Finish>> =
+            self.prompts.iter().flat_map(|prompt| &prompt.choices).map(|choice| choice.finish().cloned()).collect();
+        // The layers of a token that a guard blocked would show it.
+        let is_blocked = finishes.iter().any(|finish| matches!(finish, Some(Finish::ContentFilter { .. })));
         Summary {
             prompt_tokens: self.prompts.iter().map(|prompt| prompt.num_prompt).sum(),
             completion_tokens: self.num_output_tokens(),
@@ -218,12 +230,29 @@ impl Generation {
             speculation,
             queue_time: longest(&|prompt| prompt.timing.queue_time(prompt.stats.as_ref())).unwrap_or(total_time),
             time_to_first_token: longest(&|prompt| prompt.timing.time_to_first_token(prompt.stats.as_ref())),
+            prefill_time: longest(&|prompt| {
+                let stats = prompt.stats.as_ref();
+                let first = prompt.timing.time_to_first_token(stats)?;
+                Some(first.saturating_sub(prompt.timing.queue_time(stats).unwrap_or_default()))
+            }),
+            gaps: (self.prompts.iter())
+                .map(|prompt| Some(prompt.stats?.gaps))
+                .reduce(|all, gaps| {
+                    let mut sum = all?;
+                    sum += gaps?;
+                    Some(sum)
+                })
+                .flatten(),
+            misses: self.prompts.iter().filter_map(|prompt| prompt.miss.clone()).collect(),
             decode_time: longest(&|prompt| prompt.timing.decode_time(prompt.stats.as_ref())).unwrap_or_default(),
             time_per_output_token: longest(&|prompt| {
                 prompt.timing.time_per_output_token(prompt.stats.as_ref(), prompt.longest_choice())
             }),
+            sampling_time: longest(&|prompt| Some(prompt.stats?.sampling_time)),
+            guard_time: longest(&PromptReplies::guard_time),
             total_time,
-            finishes: finishes.collect(),
+            probe: self.prompts.iter().find_map(|prompt| prompt.probe.clone()).filter(|_| !is_blocked),
+            finishes,
         }
     }
 

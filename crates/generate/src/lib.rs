@@ -19,6 +19,7 @@ mod generation;
 mod grammars;
 mod guard;
 mod model;
+mod progress;
 mod prompt;
 mod prompt_replies;
 mod reply_format;
@@ -30,6 +31,7 @@ pub use choice_text::{ChoiceText, Delta, ReplyToken, ReplyTrace, TextRules};
 pub use clock::{utc_at, utc_now};
 pub use embedder::{LoadedEmbedder, ShorterVectors, cosine, finished_vector};
 pub use error::Error;
+pub use event_channel::Monitor;
 pub use finish::Finish;
 pub use generation::{Generation, GenerationEvent, GenerationRequest, PromptRequest};
 pub use grammars::Grammars;
@@ -43,12 +45,13 @@ pub use pellucid_grammar::{
     CallFormat, Error as GrammarError, FORMATS as TOOL_FORMATS, GrammarSource, MAX_CHOICES as MAX_GRAMMAR_CHOICES,
     MAX_SOURCE_BYTES,
 };
+pub use progress::{Phase, Progress};
 pub use prompt::{ChatPrompt, EncodedChat, FillInTokens, PromptEncoder, PromptEnd};
 pub use reply_format::{
     CallDelta, Calling, Channels, MAX_TOOL_NAME, MAX_TOOLS, MarkerTokens, PartKind, REASONING_EFFORTS, ReplyPart,
     ReplyPlan, ReplySplitter, ThinkingError, ThinkingSettings, ThoughtConstraint, ThoughtMarkers, Tool, ToolChoice,
     ToolError, ToolRules,
 };
-pub use summary::Summary;
+pub use summary::{ReplyMiss, ReplyProbe, Summary};
 pub use thinking::Thinking;
 pub use tool_messages::ToolCall;

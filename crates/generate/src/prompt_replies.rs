@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pellucid_engine::{
     Beam, DraftCounts, Error, Event, FinishReason, RequestStats, SpeculationStats, TokenEvent, fallible,
@@ -13,9 +13,12 @@ use pellucid_tokenizer::{TextStream, Tokenizer};
 use crate::choice_text::TextRules;
 use crate::event_channel::EventReceiver;
 use crate::generation::PromptRequest;
-use crate::guard::{GuardedChoice, Piece};
+use crate::guard::{GuardedChoice, JudgedPrompt, Piece};
 use crate::summary::Timing;
-use crate::{ChoiceText, Delta, Finish, GuardError, LoadedModel, PartKind, ReplyToken, ReplyTrace, Verdict};
+use crate::{
+    ChoiceText, Delta, Finish, GuardError, LoadedModel, PartKind, ReplyMiss, ReplyProbe, ReplyToken, ReplyTrace,
+    Verdict,
+};
 
 #[derive(Debug)]
 pub(crate) struct PromptReplies {
@@ -40,6 +43,12 @@ pub(crate) struct PromptReplies {
     pub(crate) pending_controls: VecDeque<Option<usize>>,
     pub(crate) cached_tokens: usize,
     pub(crate) timing: Timing,
+    /// Why the prompt was not found whole in the prefix cache.
+    pub(crate) miss: Option<Arc<ReplyMiss>>,
+    /// Time that the guards took for the prompt; `None` without guards.
+    judging_time: Option<Duration>,
+    /// Result of the request's probe.
+    pub(crate) probe: Option<Arc<ReplyProbe>>,
     /// Drafted tokens at the positions of the reply so far.
     proposed: SpeculationStats,
     /// The engine's own numbers, when the request is done.
@@ -68,8 +77,10 @@ impl PromptReplies {
         };
         let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);
         let choices = first_choice..first_choice + num_choices;
+        let judged = prompt.judged.as_ref().filter(|_| !model.guards.is_empty());
         Ok(PromptReplies {
-            guarded: match prompt.judged.as_ref().filter(|_| !model.guards.is_empty()) {
+            judging_time: judged.map(JudgedPrompt::time),
+            guarded: match judged {
                 None => Vec::new(),
                 Some(judged) => {
                     let guard = |i| GuardedChoice::new(&model.guards, judged.text(), &receiver.verdicts(i));
@@ -89,6 +100,8 @@ impl PromptReplies {
             pending_controls: VecDeque::new(),
             cached_tokens: 0,
             timing: Timing::new(submitted),
+            miss: None,
+            probe: None,
             proposed: SpeculationStats::default(),
             stats: None,
         })
@@ -164,6 +177,11 @@ impl PromptReplies {
         choice - self.first_choice
     }
 
+    /// Time that the guards took so far, for the prompt and for all choices; `None` without guards.
+    pub(crate) fn guard_time(&self) -> Option<Duration> {
+        Some(self.judging_time? + self.guarded.iter().map(GuardedChoice::time).sum::<Duration>())
+    }
+
     /// Whether so much waits for verdicts that no more events of the engine may be read.
     pub(crate) fn is_congested(&self) -> bool {
         self.guarded.iter().any(GuardedChoice::is_congested)
@@ -171,9 +189,16 @@ impl PromptReplies {
 
     fn decode(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
         Ok(match event {
-            Event::Started { cached_tokens } => {
+            Event::Started { cached_tokens, miss } => {
                 self.cached_tokens = cached_tokens;
+                let tokenizer = self.tokenizer.clone();
+                self.miss = miss.map(|miss| Arc::new(ReplyMiss { miss: *miss, tokenizer }));
                 self.timing.start();
+                Vec::new()
+            }
+            Event::Probed(probe) => {
+                let tokenizer = self.tokenizer.clone();
+                self.probe = Some(Arc::new(ReplyProbe { probe: *probe, tokenizer }));
                 Vec::new()
             }
             Event::PromptLogprobs(scores) => self.echo(scores)?,
@@ -196,7 +221,7 @@ impl PromptReplies {
             }
             Event::Beams { beams, reason } => self.take_beams(&beams, reason)?,
             Event::Done(stats) => {
-                self.stats = Some(stats);
+                self.stats = Some(*stats);
                 Vec::new()
             }
             Event::PromptProgress { .. } | Event::ControlApplied { .. } | Event::Failed(_) => Vec::new(),
@@ -290,7 +315,8 @@ impl PromptReplies {
             // The search counts the end token among a beam's ids.
             let end = ids.last().copied().filter(|last| self.end_ids.contains(last));
             for &id in &ids[..ids.len() - usize::from(end.is_some())] {
-                let delta = choice.push(TokenEvent { choice: 0, id, logprobs: None, trace: None, proposal: None });
+                let (logprobs, trace, proposal) = (None, None, None);
+                let delta = choice.push(TokenEvent { choice: 0, id, logprobs, trace, proposal, batch_size: 0 });
                 if !delta.is_empty() {
                     fallible::push(&mut deltas, delta)?;
                 }

@@ -1,8 +1,10 @@
 //! Token counts and times of a generation.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_engine::{RequestStats, SpeculationStats};
+use pellucid_engine::{GapHistogram, MissReason, PrefixMiss, Probe, RequestStats, SpeculationStats};
+use pellucid_tokenizer::Tokenizer;
 
 use crate::Finish;
 
@@ -26,14 +28,64 @@ pub struct Summary {
     pub queue_time: Duration,
     /// From submission to the first token; `None` when there was no token.
     pub time_to_first_token: Option<Duration>,
+    /// From the start of the request to the first token, the queue not included; `None` when there was no token.
+    pub prefill_time: Option<Duration>,
     /// From the first token to the last.
     pub decode_time: Duration,
     /// Mean time between tokens; `None` with fewer than two tokens.
     pub time_per_output_token: Option<Duration>,
+    /// Part of the steps in which the tokens were sampled; `None` until the engine has told it.
+    pub sampling_time: Option<Duration>,
+    /// Time that guards took for prompt and replies; `None` without guards. Guards judge beside the steps, so it is a
+    /// part of no other time.
+    pub guard_time: Option<Duration>,
     /// From submission to the end, or until now.
     pub total_time: Duration,
+    /// Gaps between tokens; `None` until the engine has told them, which it does for replies that end without a stop
+    /// string.
+    pub gaps: Option<GapHistogram>,
+    /// Why prompts were not found whole in the prefix cache, if the request asks for it.
+    pub misses: Vec<Arc<ReplyMiss>>,
+    /// Result of the request's probe; `None` if a guard blocked a reply.
+    pub probe: Option<Arc<ReplyProbe>>,
     /// Why each choice ended; `None` for choices that go on.
     pub finishes: Vec<Option<Finish>>,
+}
+
+/// Result of a probe, with the tokenizer that names its tokens.
+#[derive(Debug)]
+pub struct ReplyProbe {
+    /// The engine's result.
+    pub probe: Probe,
+    /// The tokenizer of the model.
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+/// Why a prompt was not found whole in the prefix cache, with the tokenizer that names its tokens.
+#[derive(Debug)]
+pub struct ReplyMiss {
+    /// The engine's answer.
+    pub miss: PrefixMiss,
+    /// The tokenizer of the model.
+    pub tokenizer: Arc<Tokenizer>,
+}
+
+impl ReplyMiss {
+    /// Returns a sentence without texts of the prompt, for logs.
+    pub fn sentence(&self) -> String {
+        let reused = self.miss.reused;
+        match &self.miss.reason {
+            MissReason::Differs(found) => {
+                format!("token {} differs from that of the nearest cached prompt", found.position)
+            }
+            MissReason::Evicted => format!("the block after {reused} tokens was evicted"),
+            MissReason::OtherSalt => format!("the block after {reused} tokens is cached under another cache_salt"),
+            MissReason::NoSnapshot => {
+                format!("the block after {reused} tokens is cached, but no snapshot of the model's state is")
+            }
+            MissReason::New => format!("no cached prompt goes on after {reused} tokens"),
+        }
+    }
 }
 
 /// Times of one request: the engine's own as soon as it reports them, and until then when its events were read.

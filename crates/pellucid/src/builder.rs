@@ -9,7 +9,7 @@ use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
 use pellucid_generate::{Grammars, Guards, LoadedModel, utc_now};
-use pellucid_model::{BLOCK_LEN, Model as _, Pooling};
+use pellucid_model::{BLOCK_LEN, LoadOptions, Model as _, Pooling};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
@@ -48,6 +48,7 @@ pub struct Builder {
     pub(crate) device: DeviceOptions,
     pub(crate) context_len: Option<usize>,
     pub(crate) kv_type: KvType,
+    snapshot_tokens: Option<usize>,
     kv_memory: Option<u64>,
     pub(crate) max_sequences: usize,
     pub(crate) max_waiting: usize,
@@ -103,6 +104,11 @@ impl Builder {
         self.speculation.draft_path().map(PathBuf::as_path)
     }
 
+    /// Returns the options with which the decoder is loaded.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions { context_len: self.context_len, predictor: self.speculation.uses_mtp() }
+    }
+
     pub(crate) fn new(path: impl AsRef<Path>) -> Builder {
         Builder {
             path: path.as_ref().to_owned(),
@@ -110,6 +116,7 @@ impl Builder {
             device: DeviceOptions::default(),
             context_len: None,
             kv_type: KvType::default(),
+            snapshot_tokens: None,
             kv_memory: None,
             max_sequences: DEFAULT_MAX_SEQUENCES,
             max_waiting: DEFAULT_MAX_WAITING,
@@ -193,6 +200,18 @@ impl Builder {
     pub fn kv_type(mut self, kv_type: KvType) -> Builder {
         self.kv_type = kv_type;
         self
+    }
+
+    /// Sets the tokens between two snapshots of the recurrent state, for models that have one, rounded up to whole
+    /// blocks of 32. By default, snapshots take as much memory as keys and values.
+    pub fn snapshot_distance(mut self, num_tokens: usize) -> Builder {
+        self.snapshot_tokens = Some(num_tokens);
+        self
+    }
+
+    /// Returns the blocks between two snapshots, if they were set.
+    pub(crate) fn distance_in_blocks(&self) -> Option<usize> {
+        self.snapshot_tokens.map(|num_tokens| num_tokens.div_ceil(BLOCK_LEN))
     }
 
     /// Sets the memory for keys and values in bytes.
@@ -334,6 +353,8 @@ impl Builder {
         };
         let recommended = recommended_sampling(&checkpoint);
         recommended.warning.into_iter().for_each(|warning| (self.on_event)(LoadEvent::Note(warning)));
+        let snapshot_distance = self.distance_in_blocks();
+        let load_options = self.load_options();
         let on_event = &mut self.on_event;
         let draft_files = match self.speculation.draft_path() {
             Some(draft) => Some(DraftFiles::open(draft, &self.file_access, &path, &tokenizer, on_event)?),
@@ -341,8 +362,12 @@ impl Builder {
         };
         on_event(LoadEvent::Phase(LoadPhase::Device));
         let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
-        let decoder = load_decoder(&checkpoint, self.context_len, &backend, on_event)?;
+        let decoder = load_decoder(&checkpoint, load_options, &backend, on_event)?;
         let config = decoder.config().clone();
+        if snapshot_distance.is_some() && !config.has_state() {
+            let note = format!("a snapshot distance has no effect: {} has no recurrent layers", config.architecture);
+            on_event(LoadEvent::Note(note));
+        }
         let draft = match &draft_files {
             Some(files) => Some(files.load(config.context_len, &backend, on_event)?),
             None => None,
@@ -355,6 +380,7 @@ impl Builder {
             self.kv_type,
             self.kv_memory,
             self.max_sequences,
+            snapshot_distance,
         )?;
         let chunk_len = backend.chunk_len();
         let options = EngineOptions {
@@ -367,6 +393,7 @@ impl Builder {
             max_waiting: self.max_waiting,
             overcommit: self.overcommit,
             secret: secret(),
+            snapshot_distance,
         };
         let device = backend.description();
         let scratch_bytes = decoder.step_bytes(options.step_tokens, options.max_sequences);
@@ -408,7 +435,7 @@ impl Builder {
             engine: EngineHandle::start(engine),
             now: utc_now,
         };
-        let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.file_bytes());
+        let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.weight_bytes());
         let info = ModelInfo {
             path,
             files,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, FileAccess};
-use pellucid_model::{Decoder, DecoderConfig};
+use pellucid_model::{Decoder, DecoderConfig, LoadOptions};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{Tokenizer, VocabularyDifference};
 
@@ -62,7 +62,8 @@ impl DraftFiles {
         backend: &Arc<dyn Backend>,
         on_event: &mut dyn FnMut(LoadEvent),
     ) -> Result<Decoder, Error> {
-        load_decoder(&self.checkpoint, Some(context_len.min(self.context_len)), backend, on_event)
+        let options = LoadOptions { context_len: Some(context_len.min(self.context_len)), ..LoadOptions::default() };
+        load_decoder(&self.checkpoint, options, backend, on_event)
     }
 
     /// Returns the configuration that [`DraftFiles::load`] uses.
@@ -73,6 +74,6 @@ impl DraftFiles {
 
     pub(crate) fn info(&self, kv_bytes: u64) -> DraftInfo {
         let checkpoint = &self.checkpoint;
-        DraftInfo { path: checkpoint.path().to_owned(), weight_bytes: checkpoint.file_bytes(), kv_bytes }
+        DraftInfo { path: checkpoint.path().to_owned(), weight_bytes: checkpoint.weight_bytes(), kv_bytes }
     }
 }

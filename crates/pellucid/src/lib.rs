@@ -48,6 +48,6 @@ pub use pellucid_generate::{
     Refusal, ReplyScanner, ReplyText, ReplyToken, ReplyTrace, Scan, ShorterVectors, Summary, Tool, ToolCall,
     ToolChoice, ToolError, Turn, Verdict, cosine,
 };
-pub use pellucid_model::Pooling;
+pub use pellucid_model::{LoadOptions, Pooling};
 pub use pellucid_sampling::{Logprobs, PELLUCID_DEFAULT, Preset, SamplingParams, StepKind, TokenTrace};
 pub use pellucid_tokenizer::VocabularyDifference;

@@ -8,9 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, Source};
-use pellucid_engine::{KvBudget, KvNeed, MemoryPlan};
+use pellucid_engine::{KvBudget, KvNeed, MemoryPlan, state_need};
 use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, PromptEnd, utc_now};
-use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, Model as _};
+use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, Model as _};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 
@@ -72,23 +72,38 @@ pub fn hash_notes(checkpoint: &Checkpoint) -> impl Iterator<Item = String> {
     })
 }
 
-/// Loads the weights of a checkpoint onto a device. `context_len` limits the context; `None` is the model's own.
+/// Loads the weights of a checkpoint onto a device.
 pub fn load_decoder(
     checkpoint: &Checkpoint,
-    context_len: Option<usize>,
+    options: LoadOptions,
     backend: &Arc<dyn Backend>,
     on_event: &mut dyn FnMut(LoadEvent),
 ) -> Result<Decoder, Error> {
     on_event(LoadEvent::Phase(LoadPhase::Weights));
-    let options = pellucid_model::LoadOptions { context_len };
     let loaded = Decoder::load(checkpoint, backend.clone(), options, &mut |loaded, total| {
         on_event(LoadEvent::Weights { loaded, total });
     });
-    for remark in backend.remarks() {
+    for remark in checkpoint.notes().iter().cloned().chain(backend.remarks()) {
         on_event(LoadEvent::Note(remark));
     }
-    if loaded.as_ref().is_ok_and(|decoder| decoder.config().leaves_out_images) {
-        on_event(LoadEvent::Note("this model also takes images; its text part alone was loaded".into()));
+    let config = loaded.as_ref().ok().map(Decoder::config);
+    let left_out = match config.map(|config| (config.leaves_out_images, config.leaves_out_audio)) {
+        Some((true, true)) => Some("images and audio"),
+        Some((true, false)) => Some("images"),
+        Some((false, true)) => Some("audio"),
+        _ => None,
+    };
+    if let Some(left_out) = left_out {
+        on_event(LoadEvent::Note(format!("this model also takes {left_out}; its text part alone was loaded")));
+    }
+    // With a predictor, these are copies of embedding and output, or further layers.
+    let predicting = loaded.as_ref().map_or(&[][..], Decoder::predicting_tensors);
+    if let Some((first, others)) = predicting.split_first().filter(|_| !options.predictor) {
+        let count = others.len() + 1;
+        on_event(LoadEvent::Note(format!(
+            "the layers that predict further tokens were not loaded (--speculate mtp loads one): {count} tensors, the \
+             first is {first}"
+        )));
     }
     loaded.map_err(|source| Error::Load { path: checkpoint.path().to_owned(), source: Box::new(source) })
 }
@@ -97,7 +112,7 @@ pub fn load_decoder(
 pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
     let mut bytes_by_type: BTreeMap<&str, usize> = BTreeMap::new();
     for tensor in checkpoint.tensors() {
-        *bytes_by_type.entry(tensor.dtype.name()).or_default() += tensor.num_bytes();
+        *bytes_by_type.entry(tensor.encoding().unwrap_or(tensor.dtype.name())).or_default() += tensor.num_bytes();
     }
     let most = bytes_by_type.into_iter().max_by_key(|(_, bytes)| *bytes);
     ModelDetails {
@@ -115,7 +130,8 @@ pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
 /// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one. A draft
 /// model has as many blocks, which come out of the same budget.
 ///
-/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory.
+/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. `snapshot_distance` is that of
+/// [`EngineOptions`](pellucid_engine::EngineOptions).
 pub fn plan_kv_memory(
     config: &DecoderConfig,
     draft: Option<&DecoderConfig>,
@@ -123,8 +139,9 @@ pub fn plan_kv_memory(
     kv_type: KvType,
     kv_memory: Option<u64>,
     num_contexts: usize,
+    snapshot_distance: Option<usize>,
 ) -> Result<MemoryPlan, Error> {
-    let need = kv_need(config, draft, kv_type, num_contexts)?;
+    let need = kv_need(config, draft, kv_type, num_contexts, snapshot_distance)?;
     let budget = match kv_memory {
         Some(bytes) => KvBudget::Bytes(bytes),
         None => backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf),
@@ -138,14 +155,19 @@ pub(crate) fn kv_need(
     draft: Option<&DecoderConfig>,
     kv_type: KvType,
     num_contexts: usize,
+    snapshot_distance: Option<usize>,
 ) -> Result<KvNeed, Error> {
     let bytes_per_block = |config: &DecoderConfig| {
         let bytes = KvMemory::bytes_per_block(config, kv_type.dtype(), BLOCK_LEN);
         bytes.map(|bytes| bytes as u64).map_err(|error| Error::Start(error.into()))
     };
+    let block = bytes_per_block(config)?;
+    let (snapshot_bytes_per_block, state_bytes) = state_need(config, block as usize, num_contexts, snapshot_distance);
     Ok(KvNeed {
-        bytes_per_block: bytes_per_block(config)?,
+        bytes_per_block: block,
         draft_bytes_per_block: draft.map_or(Ok(0), bytes_per_block)?,
+        snapshot_bytes_per_block,
+        state_bytes,
         block_len: BLOCK_LEN,
         context_len: config.context_len,
         num_contexts,

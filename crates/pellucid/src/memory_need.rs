@@ -3,7 +3,7 @@
 use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_engine::KvNeed;
 use pellucid_generate::ModelDetails;
-use pellucid_model::{BLOCK_LEN, DecoderConfig, EncoderConfig, KvMemory};
+use pellucid_model::{BLOCK_LEN, DecoderConfig, EncoderConfig, KvMemory, LoadOptions};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::Tokenizer;
 
@@ -43,10 +43,10 @@ impl MemoryNeed {
     /// most the number that the builder asks for. 0 for a model that computes vectors.
     pub fn kv_bytes(&self, given: Option<u64>, share: u64) -> u64 {
         let Some(need) = self.kv else { return 0 };
-        let block = need.bytes_per_block.saturating_add(need.draft_bytes_per_block);
-        let context = (need.context_len.div_ceil(need.block_len) as u64).saturating_mul(block);
+        let context = (need.context_len.div_ceil(need.block_len) as u64).saturating_mul(need.bytes_of_both());
+        let share = share.saturating_sub(need.state_bytes);
         let contexts = (share / context.max(1)).clamp(1, need.num_contexts.max(1) as u64);
-        given.unwrap_or(contexts.saturating_mul(context))
+        given.unwrap_or(contexts.saturating_mul(context).saturating_add(need.state_bytes))
     }
 
     /// Returns the bytes of the whole model, with `kv_bytes` of keys and values.
@@ -61,7 +61,8 @@ impl Builder {
     pub fn memory_need(&self) -> Result<MemoryNeed, Error> {
         let checkpoint = Checkpoint::open(&self.path).map_err(Error::Open)?;
         let failed = |source| Error::Load { path: self.path.clone(), source: Box::new(source) };
-        let config = self.limited(pellucid_model::read_config(&checkpoint).map_err(failed)?);
+        let options = LoadOptions { context_len: None, ..self.load_options() };
+        let config = self.limited(pellucid_model::read_config_with(&checkpoint, options).map_err(failed)?);
         let backend = self.device.open(&mut |_| ())?;
         let draft = match self.draft_path() {
             Some(draft) => {
@@ -72,7 +73,9 @@ impl Builder {
             }
             None => None,
         };
-        let kv = kv_need(&config, draft.as_ref().map(|(config, _)| config), self.kv_type, self.max_sequences)?;
+        let draft_config = draft.as_ref().map(|(config, _)| config);
+        let distance = self.distance_in_blocks();
+        let kv = kv_need(&config, draft_config, self.kv_type, self.max_sequences, distance)?;
         let num_rows = backend.chunk_len().max(self.max_sequences);
         let mut scratch = 0;
         for config in [Some(&config), draft.as_ref().map(|(config, _)| config)].into_iter().flatten() {
@@ -81,7 +84,7 @@ impl Builder {
         }
         let draft_bytes = draft.map_or(0, |(_, bytes)| bytes);
         Ok(MemoryNeed {
-            weight_bytes: self.loaded_bytes(checkpoint.file_bytes() + draft_bytes),
+            weight_bytes: self.loaded_bytes(&checkpoint, draft_bytes),
             scratch_bytes: scratch,
             kv: Some(kv),
             fixed_kv_bytes: 0,
@@ -112,7 +115,7 @@ impl Builder {
             (step, kv, context_len, backend.description())
         };
         Ok(MemoryNeed {
-            weight_bytes: self.loaded_bytes(checkpoint.file_bytes()),
+            weight_bytes: self.loaded_bytes(&checkpoint, 0),
             scratch_bytes,
             kv: None,
             fixed_kv_bytes,
@@ -138,10 +141,11 @@ impl Builder {
         DecoderConfig { context_len, ..config }
     }
 
-    fn loaded_bytes(&self, file_bytes: u64) -> u64 {
+    fn loaded_bytes(&self, checkpoint: &Checkpoint, draft_bytes: u64) -> u64 {
+        let weight_bytes = checkpoint.weight_bytes() + draft_bytes;
         match self.file_access {
-            FileAccess::Mapped => file_bytes,
-            _ => 2 * file_bytes,
+            FileAccess::Mapped => weight_bytes,
+            _ => weight_bytes + checkpoint.file_bytes() + draft_bytes,
         }
     }
 }

@@ -14,6 +14,9 @@ pub struct Reply {
     pub summary: Summary,
     /// Seed of the first choice. With it, the same request gives the same reply.
     pub seed: u64,
+    /// Parts of the schemas of tools that calls need not satisfy, such as
+    /// `tools[0].function.parameters.properties.tags.uniqueItems`. Only tools with `is_strict: false` have such parts.
+    pub not_enforced: Vec<String>,
 }
 
 /// One choice of a reply.
@@ -64,7 +67,8 @@ impl Reply {
     }
 
     pub(crate) fn new(choices: Vec<Delta>, summary: Summary, seed: u64) -> Reply {
-        Reply { choices: choices.into_iter().map(Choice::from).collect(), summary, seed }
+        let choices = choices.into_iter().map(Choice::from).collect();
+        Reply { choices, summary, seed, not_enforced: Vec::new() }
     }
 }
 

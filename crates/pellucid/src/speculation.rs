@@ -29,6 +29,7 @@ use pellucid_engine::{MAX_DRAFT_LEN, SpeculationOptions};
 #[must_use = "it does nothing until a builder gets it"]
 pub struct Speculation {
     draft_model: Option<PathBuf>,
+    mtp: bool,
     ngram: bool,
     suffix: bool,
     max_draft_len: usize,
@@ -37,7 +38,7 @@ pub struct Speculation {
 impl Speculation {
     /// No drafter. A request may still bring a prediction.
     pub const OFF: Speculation =
-        Speculation { draft_model: None, ngram: false, suffix: false, max_draft_len: MAX_DRAFT_LEN };
+        Speculation { draft_model: None, mtp: false, ngram: false, suffix: false, max_draft_len: MAX_DRAFT_LEN };
 
     /// Drafters of a model whose builder or command line names none.
     pub const DEFAULT: Speculation = Speculation::OFF;
@@ -58,6 +59,22 @@ impl Speculation {
         Speculation { draft_model: Some(path.into()), ..self }
     }
 
+    /// Adds the layer that some models have for predicting further tokens. Opening fails if the model has none, and on
+    /// a GPU.
+    pub fn mtp(self) -> Speculation {
+        Speculation { mtp: true, ..self }
+    }
+
+    /// Whether the model's own layer proposes tokens.
+    pub fn uses_mtp(&self) -> bool {
+        self.mtp
+    }
+
+    /// Removes the drafts of the model's own layer.
+    pub fn without_mtp(self) -> Speculation {
+        Speculation { mtp: false, ..self }
+    }
+
     /// Removes the draft model.
     pub fn without_draft_model(self) -> Speculation {
         Speculation { draft_model: None, ..self }
@@ -70,7 +87,7 @@ impl Speculation {
 
     /// Whether there is no drafter.
     pub fn is_off(&self) -> bool {
-        self.draft_model.is_none() && !self.ngram && !self.suffix
+        self.draft_model.is_none() && !self.mtp && !self.ngram && !self.suffix
     }
 
     /// Returns the path of the draft model.
@@ -78,13 +95,17 @@ impl Speculation {
         self.draft_model.as_ref()
     }
 
-    /// Returns both together; `None` if both name a draft model, or one of them names no drafter.
+    /// Returns both together; `None` if both name a model that drafts (a draft model, or the model's own layer), or one
+    /// of them names no drafter.
     pub fn and(self, other: Speculation) -> Option<Speculation> {
-        if self.is_off() || other.is_off() || self.draft_model.is_some() && other.draft_model.is_some() {
+        let models = [&self, &other].map(|one| usize::from(one.draft_model.is_some()) + usize::from(one.mtp));
+        let has_two_models = models.iter().sum::<usize>() > 1 && !(self.mtp && other.mtp);
+        if self.is_off() || other.is_off() || has_two_models {
             return None;
         }
         Some(Speculation {
             draft_model: self.draft_model.or(other.draft_model),
+            mtp: self.mtp || other.mtp,
             ngram: self.ngram || other.ngram,
             suffix: self.suffix || other.suffix,
             max_draft_len: self.max_draft_len.min(other.max_draft_len),
@@ -94,6 +115,7 @@ impl Speculation {
     /// Returns the engine's options.
     pub fn options(&self) -> SpeculationOptions {
         SpeculationOptions {
+            mtp: self.mtp,
             ngram: self.ngram,
             suffix: self.suffix,
             max_draft_len: self.max_draft_len,
@@ -113,12 +135,12 @@ impl Default for Speculation {
 #[non_exhaustive]
 pub enum SpeculationError {
     /// A word that is no drafter.
-    #[error("expected draft=MODEL, ngram or suffix, separated by commas, or off; found {0:?}")]
+    #[error("expected draft=MODEL, mtp, ngram or suffix, separated by commas, or off; found {0:?}")]
     Word(String),
     /// A draft model without a name.
     #[error("draft= needs a model, such as draft=qwen2.5-coder-0.5b")]
     NoModel,
-    /// Two draft models, or `off` and a drafter.
+    /// Two models that draft, or `off` and a drafter.
     #[error("{0} and {1} cannot be combined")]
     Contradiction(String, String),
 }
@@ -131,6 +153,7 @@ impl FromStr for Speculation {
         for word in text.split(',').map(str::trim) {
             let one = match (word, word.strip_prefix("draft=")) {
                 ("off", _) => Speculation::OFF,
+                ("mtp", _) => Speculation::OFF.mtp(),
                 ("ngram", _) => Speculation::OFF.ngram(),
                 ("suffix", _) => Speculation::OFF.suffix(),
                 ("draft" | "draft=", _) => return Err(SpeculationError::NoModel),
@@ -152,7 +175,7 @@ impl FromStr for Speculation {
 impl fmt::Display for Speculation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let draft = self.draft_model.as_ref().map(|path| format!("draft={}", path.display()));
-        let lookup = [("ngram", self.ngram), ("suffix", self.suffix)];
+        let lookup = [("mtp", self.mtp), ("ngram", self.ngram), ("suffix", self.suffix)];
         let lookup = lookup.into_iter().filter(|(_, is_on)| *is_on).map(|(name, _)| name.to_owned());
         let words: Vec<String> = draft.into_iter().chain(lookup).collect();
         f.write_str(if words.is_empty() { "off".into() } else { words.join(",") }.as_str())
@@ -166,13 +189,15 @@ mod tests {
     #[test]
     fn words_name_drafters() {
         let read = |text: &str| text.parse::<Speculation>().map_err(|error| error.to_string());
-        for text in ["off", "ngram", "suffix", "draft=a/b.gguf", "draft=owner/repo:Q4_K_M,ngram,suffix"] {
+        for text in
+            ["off", "ngram", "suffix", "mtp", "mtp,ngram", "draft=a/b.gguf", "draft=owner/repo:Q4_K_M,ngram,suffix"]
+        {
             assert_eq!(read(text).unwrap().to_string(), text);
         }
         assert_eq!(read(" suffix , ngram ").unwrap(), Speculation::OFF.ngram().suffix());
         assert_eq!(read("ngram,ngram").unwrap(), Speculation::OFF.ngram());
         assert_eq!(read("draft=x").unwrap().draft_path(), Some(&PathBuf::from("x")));
-        let expected = "expected draft=MODEL, ngram or suffix, separated by commas, or off; found";
+        let expected = "expected draft=MODEL, mtp, ngram or suffix, separated by commas, or off; found";
         assert_eq!(read("ngrams"), Err(format!("{expected} \"ngrams\"")));
         assert_eq!(read("ngram,,suffix"), Err(format!("{expected} \"\"")));
         assert_eq!(read("NGRAM"), Err(format!("{expected} \"NGRAM\"")));

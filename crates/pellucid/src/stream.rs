@@ -33,22 +33,29 @@ pub struct ReplyStream {
     /// The pieces so far, joined.
     choices: Vec<Delta>,
     seed: u64,
+    not_enforced: Vec<String>,
 }
 
 impl ReplyStream {
     pub(crate) fn submit(model: &Pellucid, request: Request) -> Result<ReplyStream, Error> {
         let encoded = request.encode(model.model(), &model.loaded.tenants)?;
         let seed = encoded.prompt.request.sampling.seed;
+        let not_enforced = encoded.not_enforced;
         let mut request = GenerationRequest { stop: encoded.stops, ..GenerationRequest::new(encoded.prompt) };
         model.model().judge(&mut request).map_err(Error::Blocked)?;
         let generation = Generation::submit(model.model(), request).map_err(Error::Rejected)?;
         let choices = (0..generation.num_choices()).map(Delta::new).collect();
-        Ok(ReplyStream { generation, model: model.clone(), choices, seed })
+        Ok(ReplyStream { generation, model: model.clone(), choices, seed, not_enforced })
     }
 
     /// Returns the seed of the first choice.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// Returns the parts of the tools' schemas that calls need not satisfy; see [`Reply::not_enforced`].
+    pub fn not_enforced(&self) -> &[String] {
+        &self.not_enforced
     }
 
     /// Returns token counts and times so far.
@@ -91,7 +98,7 @@ impl ReplyStream {
 
     /// Returns the joined pieces; the stream must have ended.
     pub(crate) fn whole(self) -> Reply {
-        Reply::new(self.choices, self.generation.summary(), self.seed)
+        Reply { not_enforced: self.not_enforced, ..Reply::new(self.choices, self.generation.summary(), self.seed) }
     }
 
     fn take(&mut self, event: Result<GenerationEvent, pellucid_engine::Error>) -> Option<Result<Delta, Error>> {

@@ -10,6 +10,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use super::reply_text::{ReplyText, num_characters};
 use super::{
@@ -69,6 +70,11 @@ impl GuardedChoice {
         !self.has_ended && self.stages.iter().any(|stage| stage.is_waiting() && stage.held.len() >= MAX_WAITING_PIECES)
     }
 
+    /// Time that its guards took so far: scanning, and waiting for the verdicts of guards that judge segments.
+    pub(crate) fn time(&self) -> Duration {
+        self.stages.iter().map(|stage| stage.time).sum()
+    }
+
     fn pass_on(&mut self, first: usize, mut pieces: Vec<Piece>) -> Vec<Piece> {
         for stage in &mut self.stages[first..] {
             pieces = pieces.into_iter().flat_map(|piece| stage.push(piece)).collect();
@@ -89,6 +95,8 @@ struct Stage {
     /// Number of the first piece that is held.
     first_held: usize,
     is_over: bool,
+    /// Time that the guard took so far.
+    time: Duration,
 }
 
 #[derive(Debug)]
@@ -106,7 +114,8 @@ struct Segments {
     reply: ReplyText,
     /// Held pieces of that segment.
     num_given: usize,
-    is_waiting: bool,
+    /// Time at which the guard was given a segment on which its verdict is outstanding.
+    given: Option<Instant>,
 }
 
 impl Stage {
@@ -118,14 +127,15 @@ impl Stage {
                 verdicts: verdicts.clone(),
                 reply: ReplyText::default(),
                 num_given: 0,
-                is_waiting: false,
+                given: None,
             }),
         };
-        Stage { guards: guards.clone(), number, judge, held: VecDeque::new(), first_held: 0, is_over: false }
+        let (held, time) = (VecDeque::new(), Duration::ZERO);
+        Stage { guards: guards.clone(), number, judge, held, first_held: 0, is_over: false, time }
     }
 
     fn is_waiting(&self) -> bool {
-        matches!(&self.judge, Judge::Segments(segments) if segments.is_waiting)
+        matches!(&self.judge, Judge::Segments(segments) if segments.given.is_some())
     }
 
     fn push(&mut self, piece: Piece) -> Vec<Piece> {
@@ -135,7 +145,10 @@ impl Stage {
         let number = self.first_held + self.held.len();
         self.held.push_back(piece);
         let Judge::Scanner(scanner) = &mut self.judge else { return self.give_segment() };
-        match scan(&mut **scanner, number, self.first_held, &self.held[self.held.len() - 1].delta) {
+        let started = Instant::now();
+        let scan = scan(&mut **scanner, number, self.first_held, &self.held[self.held.len() - 1].delta);
+        self.time += started.elapsed();
+        match scan {
             Scan::Passed(end) => self.pass(end),
             Scan::Blocked { from, rule } => self.block(from, rule, VerdictKind::ReplyBlocked),
         }
@@ -145,7 +158,7 @@ impl Stage {
     /// need no verdict.
     fn give_segment(&mut self) -> Vec<Piece> {
         let Judge::Segments(segments) = &mut self.judge else { return Vec::new() };
-        if segments.is_waiting {
+        if segments.given.is_some() {
             return Vec::new();
         }
         let (mut num_new, mut is_whole) = (0, false);
@@ -171,7 +184,7 @@ impl Stage {
         if let Err(error) = added {
             return self.fail(&GuardError(error.to_string()));
         }
-        segments.is_waiting = true;
+        segments.given = Some(Instant::now());
         let (prompt, reply) = (segments.prompt.clone(), segments.reply.clone());
         self.guards.judge_reply_apart(self.number, prompt, reply, segments.verdicts.pending(self.number));
         Vec::new()
@@ -179,7 +192,7 @@ impl Stage {
 
     fn take_verdict(&mut self, verdict: Result<Verdict, GuardError>) -> Vec<Piece> {
         let Judge::Segments(segments) = &mut self.judge else { return Vec::new() };
-        segments.is_waiting = false;
+        self.time += segments.given.take().map(|given| given.elapsed()).unwrap_or_default();
         if self.is_over {
             return Vec::new();
         }

@@ -4,6 +4,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
 use pellucid_tokenizer::Tokenizer;
 
@@ -131,12 +132,19 @@ pub enum Refusal {
 pub struct JudgedPrompt {
     /// Text of the prompt, for guards that judge replies together with it; empty if there are none.
     pub(super) text: Arc<PromptText>,
+    /// Time that the guards took.
+    time: Duration,
 }
 
 impl JudgedPrompt {
     /// Returns the text of the prompt for the guards of its replies.
     pub(crate) fn text(&self) -> &Arc<PromptText> {
         &self.text
+    }
+
+    /// Time that the guards took to judge it.
+    pub(crate) fn time(&self) -> Duration {
+        self.time
     }
 
     /// Bytes that it holds.
@@ -174,6 +182,7 @@ impl Guards {
 
     /// Lets every guard judge a prompt. May take long.
     pub fn judge_prompt(&self, prompt: PromptText) -> Result<JudgedPrompt, Refusal> {
+        let started = Instant::now();
         for (number, entry) in self.entries.iter().enumerate() {
             let guard = entry.guard.name();
             match entry.guard.judge_prompt(&prompt) {
@@ -191,14 +200,17 @@ impl Guards {
             }
         }
         let is_needed = self.entries.iter().any(|entry| entry.guard.scanner().is_none());
-        Ok(JudgedPrompt { text: Arc::new(if is_needed { prompt } else { prompt.without_text() }) })
+        let text = Arc::new(if is_needed { prompt } else { prompt.without_text() });
+        Ok(JudgedPrompt { text, time: started.elapsed() })
     }
 
     /// Judges the prompts that were not judged yet.
     pub(crate) fn judge_all(&self, prompts: &mut [PromptRequest], tokenizer: &Tokenizer) -> Result<(), Refusal> {
         for prompt in prompts.iter_mut().filter(|prompt| prompt.judged.is_none()) {
             let text = PromptText::new(&prompt.request, std::mem::take(&mut prompt.turns), tokenizer);
-            prompt.judged = Some(self.judge_prompt(text.map_err(|_| Refusal::OutOfMemory)?)?);
+            let mut text = text.map_err(|_| Refusal::OutOfMemory)?;
+            text.traceparent = prompt.traceparent.take();
+            prompt.judged = Some(self.judge_prompt(text)?);
         }
         Ok(())
     }

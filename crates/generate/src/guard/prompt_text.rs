@@ -1,5 +1,7 @@
 //! The text of a prompt, as guards see it.
 
+use std::sync::Arc;
+
 use pellucid_engine::{Request, Scope};
 use pellucid_tokenizer::Tokenizer;
 use serde_json::Value;
@@ -13,6 +15,8 @@ pub struct PromptText {
     pub text: String,
     /// The messages. A prompt that is no conversation is one message of the user.
     pub turns: Vec<Turn>,
+    /// The header `traceparent` of the request, for guards that call another service.
+    pub traceparent: Option<Arc<str>>,
 }
 
 /// A message of a conversation.
@@ -60,7 +64,7 @@ impl PromptText {
     pub(crate) fn new(request: &Request, turns: Vec<Turn>, tokenizer: &Tokenizer) -> Result<PromptText, crate::Error> {
         let text = tokenizer.try_decode(&request.prompt, true)?;
         let turns = if turns.is_empty() { vec![Turn { role: "user".into(), text: text.clone() }] } else { turns };
-        Ok(PromptText { scope: request.scope, text, turns })
+        Ok(PromptText { scope: request.scope, text, turns, traceparent: None })
     }
 
     /// Drops the texts, for guards that need no prompt to judge a reply.

@@ -15,7 +15,9 @@
 use std::sync::Arc;
 
 use pellucid_engine::TenantId;
-use pellucid_grammar::{CallRules, CallSource, CallTool, Error, GrammarSource, ReplyRules};
+use pellucid_grammar::{
+    CallRules, CallSource, CallTool, CompiledGrammar, Error, GrammarSource, NotEnforced, ReplyRules,
+};
 use pellucid_sampling::TokenConstraint;
 use serde_json::Value;
 
@@ -30,7 +32,13 @@ pub struct ReplyPlan {
     calls: Option<CallText>,
     /// Whether an answer that is not a call has a grammar.
     has_grammar: bool,
+    not_enforced: Vec<String>,
 }
+
+/// Maximum parts of schemas that a reply names as not enforced; a last entry counts the others.
+const MAX_NOT_ENFORCED: usize = 64;
+/// Maximum characters of the name of a part.
+const MAX_PART_LEN: usize = 256;
 
 impl ReplyPlan {
     /// Returns the tools that the prompt shows to the model.
@@ -46,6 +54,12 @@ impl ReplyPlan {
     /// Whether an answer that calls no tool satisfies a grammar.
     pub fn has_grammar(&self) -> bool {
         self.has_grammar
+    }
+
+    /// Returns the parts of the tools' schemas that calls need not satisfy, such as
+    /// `tools[3].function.parameters.properties.tags.uniqueItems`. Tools that are strict have none.
+    pub fn not_enforced(&self) -> &[String] {
+        &self.not_enforced
     }
 
     /// Makes the replies to a prompt follow the plan. Call it when the ids of the prompt are known: the ids of calls
@@ -80,23 +94,72 @@ impl LoadedModel {
         let tools: Vec<CallTool> = rules
             .callable()
             .into_iter()
-            .map(|tool| CallTool { name: tool.name.clone(), parameters: tool.schema() })
+            .map(|tool| CallTool { name: tool.name.clone(), parameters: tool.schema(), is_strict: tool.is_strict })
             .collect();
         let shown = rules.prompt_tools();
         let has_grammar = answer.is_some();
         if tools.is_empty() {
             let constraint = answer.map(|answer| answer as Arc<dyn TokenConstraint>);
-            return Ok(ReplyPlan { tools: shown, constraint, calls: None, has_grammar });
+            return Ok(ReplyPlan { tools: shown, constraint, has_grammar, ..ReplyPlan::default() });
         }
         let format = self.calling().format();
         let answer_open = self.calling().answer_open().map(str::to_owned);
-        let calls = CallText::new(format, &tools, answer_open.clone())?;
-        let triggers = calls.triggers().to_vec();
-        let source = CallSource { format, tools, is_parallel: rules.is_parallel() };
+        let (is_parallel, is_required) = (rules.is_parallel(), rules.is_required());
+        let source = CallSource { format, tools, is_parallel, is_required };
         let grammar = self.grammar(tenant, GrammarSource::Calls(source))?;
-        let call_rules =
-            CallRules { grammar, triggers, is_at_start: format.is_at_start, is_required: rules.is_required() };
+        let not_enforced = not_enforced(&grammar, rules);
+        let calls = CallText::new(format, grammar.tools(), answer_open.clone())?;
+        let triggers = calls.triggers().to_vec();
+        let call_rules = CallRules { grammar, triggers, is_at_start: format.is_at_start, is_required };
         let constraint = self.reply_constraint(ReplyRules { answer_open, answer, calls: Some(call_rules) })?;
-        Ok(ReplyPlan { tools: shown, constraint: Some(Arc::new(constraint)), calls: Some(calls), has_grammar })
+        let constraint: Option<Arc<dyn TokenConstraint>> = Some(Arc::new(constraint));
+        Ok(ReplyPlan { tools: shown, constraint, calls: Some(calls), has_grammar, not_enforced })
+    }
+}
+
+/// Returns the paths of the parts of schemas that are not enforced, in the request.
+fn not_enforced(grammar: &CompiledGrammar, rules: &ToolRules) -> Vec<String> {
+    let parts = grammar.not_enforced();
+    let index = |name: &str| rules.tools().iter().position(|tool| tool.name == name).unwrap_or_default();
+    let path = |part: &NotEnforced| format!("tools[{}].function.parameters{}", index(&part.tool), path_of(&part.place));
+    let shortened = |path: String| match path.char_indices().nth(MAX_PART_LEN) {
+        Some((end, _)) => format!("{}...", &path[..end]),
+        None => path,
+    };
+    let mut paths: Vec<String> = parts.iter().take(MAX_NOT_ENFORCED).map(path).map(shortened).collect();
+    if parts.len() > MAX_NOT_ENFORCED {
+        paths.push(format!("{} more", parts.len() - MAX_NOT_ENFORCED));
+    }
+    paths
+}
+
+/// Returns a JSON pointer in the notation of fields: `#/anyOf/0/items` is `.anyOf[0].items`.
+fn path_of(pointer: &str) -> String {
+    let part = |name: &str| {
+        let name = name.replace("~1", "/").replace("~0", "~");
+        let is_word = name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | '$'));
+        match name.parse::<usize>() {
+            Ok(index) => format!("[{index}]"),
+            Err(_) if is_word && !name.is_empty() => format!(".{name}"),
+            Err(_) => format!("[{}]", Value::from(name)),
+        }
+    };
+    pointer.trim_start_matches('#').split('/').skip(1).map(part).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pointers_become_paths_of_fields() {
+        for (pointer, path) in [
+            ("#/properties/tags/uniqueItems", ".properties.tags.uniqueItems"),
+            ("#/anyOf/0/$ref", ".anyOf[0].$ref"),
+            ("#/properties/a~1b c/not", ".properties[\"a/b c\"].not"),
+            ("#", ""),
+        ] {
+            assert_eq!(path_of(pointer), path);
+        }
     }
 }

@@ -19,6 +19,9 @@ pub struct Tool {
     pub description: Option<String>,
     /// JSON schema of the arguments, which are an object. `None` stands for a tool without arguments.
     pub parameters: Option<Value>,
+    /// Whether a keyword of the schema that is not enforced is an error. Otherwise it is left out, and
+    /// [`ReplyPlan::not_enforced`](crate::ReplyPlan::not_enforced) names it.
+    pub is_strict: bool,
     /// The tool as the request has it, which chat templates print in its order. `None` builds it from the other fields.
     pub definition: Option<Value>,
 }
@@ -100,12 +103,13 @@ pub enum ToolError {
 }
 
 impl Tool {
-    /// Returns a tool; `parameters` is the JSON schema of its arguments.
+    /// Returns a tool; `parameters` is the JSON schema of its arguments, which every call satisfies.
     pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Tool {
         Tool {
             name: name.into(),
             description: Some(description.into()),
             parameters: Some(parameters),
+            is_strict: true,
             definition: None,
         }
     }
@@ -237,7 +241,7 @@ mod tests {
     use super::*;
 
     fn tool(name: &str) -> Tool {
-        Tool { name: name.into(), description: None, parameters: None, definition: None }
+        Tool { name: name.into(), description: None, parameters: None, is_strict: true, definition: None }
     }
 
     fn error(tools: Vec<Tool>, choice: ToolChoice) -> String {

@@ -148,7 +148,7 @@ impl Builder {
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             handle: EmbeddingHandle::start(embedder, self.max_waiting),
         };
-        let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.file_bytes());
+        let (files, weight_bytes) = (checkpoint.files().to_vec(), checkpoint.weight_bytes());
         Ok(LoadedEmbeddings { model, path, files, weight_bytes, device })
     }
 
@@ -166,12 +166,13 @@ impl Builder {
         let options = DeviceOptions { device: Some(device), ..self.device };
         let backend = options.open(&mut |note| on_event(LoadEvent::Note(note)))?;
         on_event(LoadEvent::Phase(LoadPhase::Weights));
-        let options = LoadOptions { context_len: self.context_len };
+        let options = LoadOptions { context_len: self.context_len, ..LoadOptions::default() };
         let loaded = Encoder::load(checkpoint, backend.clone(), self.pooling, options, &mut |loaded, total| {
             on_event(LoadEvent::Weights { loaded, total });
         });
         let encoder = loaded.map_err(|source| Error::Load { path: self.path.clone(), source: Box::new(source) })?;
-        backend.remarks().into_iter().for_each(|remark| (self.on_event)(LoadEvent::Note(remark)));
+        let remarks = checkpoint.notes().iter().cloned().chain(backend.remarks());
+        remarks.for_each(|remark| (self.on_event)(LoadEvent::Note(remark)));
         Ok((Box::new(encoder), backend.description()))
     }
 
@@ -184,7 +185,8 @@ impl Builder {
         on_event(LoadEvent::Phase(LoadPhase::Device));
         let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
         let context_len = self.context_len.unwrap_or(config.context_len.min(DEFAULT_DECODER_CONTEXT));
-        let decoder = load_decoder(checkpoint, Some(context_len), &backend, on_event)?;
+        let options = LoadOptions { context_len: Some(context_len), ..LoadOptions::default() };
+        let decoder = load_decoder(checkpoint, options, &backend, on_event)?;
         on_event(LoadEvent::Phase(LoadPhase::Memory));
         let embedder = DecoderEmbedder::new(decoder, pooling, self.kv_type.dtype());
         let embedder = embedder.map_err(|source| Error::Load { path: self.path.clone(), source: Box::new(source) })?;

@@ -73,6 +73,8 @@ pub struct Request {
 pub(crate) struct EncodedRequest {
     pub(crate) prompt: PromptRequest,
     pub(crate) stops: Vec<String>,
+    /// Parts of the tools' schemas that calls need not satisfy.
+    pub(crate) not_enforced: Vec<String>,
 }
 
 impl Request {
@@ -381,7 +383,7 @@ impl Request {
         if !continues_text {
             model.separate_thoughts(&mut prompt, &ending, self.thinking_budget);
         }
-        Ok(EncodedRequest { prompt, stops: self.stops })
+        Ok(EncodedRequest { prompt, stops: self.stops, not_enforced: plan.not_enforced().to_vec() })
     }
 
     /// Returns the variables of the template that set how much the model thinks.

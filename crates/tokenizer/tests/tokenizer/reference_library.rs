@@ -1,9 +1,9 @@
 //! Whole tokenizers against the reference library, the `tokenizers` crate, on random text.
 
-mod common;
-
 use pellucid_tokenizer::Tokenizer;
 use proptest::prelude::*;
+
+use crate::common;
 
 const FAMILIES: [&str; 15] = [
     "bert",

@@ -1,7 +1,5 @@
 //! Messages to token ids: text that cannot fit is refused before it is rendered, and rendering can be cancelled.
 
-mod support;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,6 +7,8 @@ use pellucid_checkpoint::HuggingFace;
 use pellucid_generate::{ChatPrompt, Error, PromptEncoder};
 use pellucid_tokenizer::{ChatTemplate, DateTime, Error as TokenizerError, Tokenizer, message};
 use serde_json::{Value, json};
+
+use crate::support;
 
 const NOW: fn() -> DateTime = || DateTime { year: 2026, month: 11, day: 17, hour: 12, minute: 0, second: 0 };
 

@@ -1,8 +1,6 @@
 //! Calls of tools in every format: replies of a model without weights, sampled at temperature 1.5, always split into
 //! calls whose arguments satisfy their schema, however the text is cut.
 
-mod support;
-
 use std::sync::Arc;
 
 use pellucid_checkpoint::HuggingFace;
@@ -14,6 +12,8 @@ use pellucid_generate::{
 use pellucid_sampling::SamplingParams;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
+
+use crate::support;
 
 const TENANT: TenantId = TenantId(0);
 const END: u32 = 5000;
@@ -80,7 +80,7 @@ fn model(format: &CallFormat, has_markers: bool) -> LoadedModel {
 }
 
 fn tool(name: &str, parameters: Value) -> Tool {
-    Tool { name: name.into(), description: None, parameters: Some(parameters), definition: None }
+    Tool { name: name.into(), description: None, parameters: Some(parameters), is_strict: true, definition: None }
 }
 
 fn tools() -> Vec<Tool> {

@@ -2,11 +2,11 @@
 //! conversations. Templates and vocabularies come from the conformance data; the expected ids from
 //! `fixtures/make_chat_fixtures.py`.
 
-mod common;
-
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Error, Tokenizer};
 use serde_json::Value;
+
+use crate::common;
 
 const NOW: DateTime = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
 

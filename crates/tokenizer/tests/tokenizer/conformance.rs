@@ -1,11 +1,11 @@
 //! Every vocabulary of the conformance data gives exactly the ids of the reference tokenizers.
 
-mod common;
-
 use std::path::Path;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tokenizer::{Error, Tokenizer};
+
+use crate::common;
 
 const SEPARATOR: &str = "\n__ggml_vocab_test__\n";
 

@@ -1,7 +1,5 @@
 //! Generations over a running engine: blocking and async readers, stop strings, cancellation, slow readers.
 
-mod support;
-
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
@@ -13,7 +11,8 @@ use pellucid_generate::{
     PromptRequest,
 };
 use pellucid_tokenizer::message;
-use support::{model, request};
+
+use crate::support::{model, request};
 
 fn submit(model: &LoadedModel, prompt: PromptRequest) -> Generation {
     Generation::submit(model, GenerationRequest::new(prompt)).unwrap()

@@ -1,7 +1,5 @@
 //! A tokenizer with a token for every byte, and a model without weights behind a running engine.
 
-#![allow(dead_code, unreachable_pub)] // Each test binary uses a part of this file.
-
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,17 +11,17 @@ use pellucid_tensor::DType;
 use pellucid_testing::FakeModel;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer};
 
-pub const CONTEXT_LEN: usize = 2048;
+pub(crate) const CONTEXT_LEN: usize = 2048;
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
      {% if add_generation_prompt %}assistant:{% endif %}";
 
 /// The byte-level tokenizer of the tokenizer crate's tests.
-pub fn tokenizer() -> Arc<Tokenizer> {
+pub(crate) fn tokenizer() -> Arc<Tokenizer> {
     tokenizer_of("gpt2")
 }
 
 /// A tokenizer of the tokenizer crate's tests.
-pub fn tokenizer_of(name: &str) -> Arc<Tokenizer> {
+pub(crate) fn tokenizer_of(name: &str) -> Arc<Tokenizer> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tokenizer/fixtures/tokenizers");
     let path = folder.join(format!("{name}.json"));
     let folder = HuggingFace {
@@ -37,7 +35,7 @@ pub fn tokenizer_of(name: &str) -> Arc<Tokenizer> {
     Arc::new(Tokenizer::from_hugging_face(&folder).unwrap())
 }
 
-pub fn engine(vocab_size: usize) -> Engine {
+pub(crate) fn engine(vocab_size: usize) -> Engine {
     let model = FakeModel::new(vocab_size, CONTEXT_LEN);
     let backend = model.backend();
     let options = EngineOptions {
@@ -50,11 +48,12 @@ pub fn engine(vocab_size: usize) -> Engine {
         max_waiting: 4,
         overcommit: Overcommit::Never,
         secret: [0; 32],
+        snapshot_distance: None,
     };
     Engine::new(Box::new(model), backend, options).unwrap()
 }
 
-pub fn model() -> LoadedModel {
+pub(crate) fn model() -> LoadedModel {
     let tokenizer = tokenizer();
     let vocab_size = tokenizer.vocab_size();
     LoadedModel {
@@ -79,7 +78,7 @@ pub fn model() -> LoadedModel {
 }
 
 /// A request whose reply has `max_tokens` tokens: it has no end tokens.
-pub fn request(model: &LoadedModel, text: &str, max_tokens: usize) -> Request {
+pub(crate) fn request(model: &LoadedModel, text: &str, max_tokens: usize) -> Request {
     let sampling = SamplingParams { seed: 5, ..SamplingParams::default() };
     let ids = model.prompts().encode_text(text).unwrap();
     Request { max_tokens: Some(max_tokens), ..Request::new(ids, sampling) }

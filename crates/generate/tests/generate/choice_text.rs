@@ -1,13 +1,13 @@
 //! The text of a choice: half characters and stop strings are held back, tokens are released with their text.
 
-mod support;
-
 use std::sync::Arc;
 
 use pellucid_engine::TokenEvent;
 use pellucid_generate::{ChoiceText, Delta, Finish, PartKind, ReplySplitter, ReplyToken, TextRules, ThoughtMarkers};
 use pellucid_sampling::Logprobs;
 use pellucid_tokenizer::{TextStream, Tokenizer};
+
+use crate::support;
 
 fn choice(tokenizer: &Arc<Tokenizer>, stop: &[&str], min_tokens: usize, reports_logprobs: bool) -> ChoiceText {
     let stop: Vec<String> = stop.iter().map(|stop| stop.to_string()).collect();
@@ -22,6 +22,7 @@ fn event(id: u32) -> TokenEvent {
         logprobs: Some(Logprobs { chosen: -1.0, top: Vec::new() }),
         trace: None,
         proposal: None,
+        batch_size: 1,
     }
 }
 

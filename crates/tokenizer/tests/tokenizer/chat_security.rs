@@ -1,10 +1,10 @@
 //! No text of a request becomes a control token or a token that the template uses as structure, in any field. A
 //! positive control shows that the same attacks succeed without the guard.
 
-mod common;
-
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Error, ROLES, TokenKind, Tokenizer, message};
 use serde_json::{Map, Value, json};
+
+use crate::common;
 
 const NOW: DateTime = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
 

@@ -1,12 +1,12 @@
 //! The markers of thoughts that are found in published chat templates, those of the conformance data.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
 use pellucid_generate::{ThinkingSettings, ThoughtMarkers};
 use pellucid_tokenizer::{ChatTemplate, Conversation, Tokenizer};
 use serde_json::{Value, json};
+
+use crate::support;
 
 /// Returns the published templates; see `.ci/fetch-conformance`.
 fn templates() -> Option<PathBuf> {

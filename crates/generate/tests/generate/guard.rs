@@ -1,7 +1,5 @@
 //! Guards over a running engine: nothing of a blocked span is returned, and the prefix cache stays clean.
 
-mod support;
-
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +8,8 @@ use pellucid_generate::{
     OnGuardError, PatternGuard, PromptRequest, PromptText, Refusal, ReplyText, ReplyTrace, SEGMENT_CHARACTERS, Summary,
     TokenVerdict, Verdict, VerdictFormat, VerdictKind,
 };
-use support::{model, request};
+
+use crate::support::{model, request};
 
 fn guarded(patterns: &str) -> LoadedModel {
     let guard = PatternGuard::parse(patterns).unwrap();

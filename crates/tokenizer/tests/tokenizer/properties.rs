@@ -1,11 +1,11 @@
 //! Properties of every text: ordinary text never becomes a control token, and segment boundaries change no id.
 
-mod common;
-
 use std::sync::OnceLock;
 
 use pellucid_tokenizer::{Segment, TokenKind, Tokenizer};
 use proptest::prelude::*;
+
+use crate::common;
 
 const FAMILIES: [&str; 6] = ["llama3", "qwen2", "llama2", "mistral", "gemma", "xglm"];
 

@@ -2,12 +2,12 @@
 //! control token by them. Every attack is made from the template's own literals, for all templates of the conformance
 //! data and for our own; the positive control encodes the same text without origins.
 
-mod common;
-
 use std::collections::BTreeSet;
 
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Segment, TokenKind, Tokenizer};
 use serde_json::{Value, json};
+
+use crate::common;
 
 const NOW: DateTime = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
 /// Maximum tokens and literals of one template that are combined.

@@ -1,10 +1,10 @@
 //! Conversations with tools render as the reference implementation renders them, with every published template. The
 //! templates come from the conformance data; the hashes of the expected texts from `fixtures/make_tool_fixtures.py`.
 
-mod common;
-
 use pellucid_tokenizer::{ChatTemplate, Conversation, DateTime, Tokenizer};
 use serde_json::Value;
+
+use crate::common;
 
 const NOW: DateTime = DateTime { year: 2026, month: 11, day: 5, hour: 15, minute: 4, second: 9 };
 

@@ -1,14 +1,14 @@
 //! The evaluator of templates: results like Python's, origins through every filter and method, bounds on work, memory
 //! and depth. The expected texts are those of jinja2 with the settings of the `transformers` library.
 
-mod common;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pellucid_tokenizer::{ChatTemplate, Conversation, Error, MemoryGrant, RenderLimits, Segment, Tokenizer, message};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
+
+use crate::common;
 
 fn tokenizer() -> Tokenizer {
     Tokenizer::from_hugging_face(&common::fixture("llama3")).unwrap()

@@ -1,11 +1,11 @@
 //! Incremental decoding: the pieces of a stream, joined, equal the decoding of all ids.
 
-mod common;
-
 use std::sync::OnceLock;
 
 use pellucid_tokenizer::{TokenKind, Tokenizer};
 use proptest::prelude::*;
+
+use crate::common;
 
 fn tokenizers() -> &'static [Tokenizer] {
     static ALL: OnceLock<Vec<Tokenizer>> = OnceLock::new();

@@ -1,10 +1,10 @@
 //! tokenizer.json files of every known family give the ids and the texts of the reference library.
 //! `fixtures/make_tokenizer_fixtures.py` makes the fixtures.
 
-mod common;
-
 use pellucid_tokenizer::{TokenKind, Tokenizer};
 use serde_json::{Value, json};
+
+use crate::common;
 
 const FAMILIES: [&str; 15] = [
     "bert",

@@ -1,7 +1,5 @@
 //! Replies with thoughts under a budget and a grammar for the answer, chosen at random among the allowed tokens.
 
-mod support;
-
 use std::sync::Arc;
 
 use pellucid_engine::TenantId;
@@ -10,6 +8,8 @@ use pellucid_generate::{
 };
 use pellucid_sampling::{TokenConstraint, TokenMatcher, philox};
 use pellucid_tokenizer::{TokenKind, Tokenizer};
+
+use crate::support;
 
 /// Formats whose markers are single tokens, several tokens, and headings.
 fn formats() -> Vec<ThoughtMarkers> {

@@ -1,13 +1,13 @@
 //! A folder's tokenizer, written as the keys of a GGUF file, gives the same ids, or notes how it differs.
 
-mod common;
-
 use std::collections::HashMap;
 use std::path::Path;
 
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source};
 use pellucid_tokenizer::{Tokenizer, write_gguf};
 use serde_json::{Value, json};
+
+use crate::common;
 
 /// Writes the keys and reads them back; returns the tokenizer, the keys and the notes.
 fn written(folder: &HuggingFace, vocab_size: usize) -> Result<(Tokenizer, Metadata, Vec<String>), String> {
