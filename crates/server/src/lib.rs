@@ -28,6 +28,8 @@ mod pages;
 mod random;
 mod reply;
 mod responses;
+mod running;
+mod spans;
 mod state;
 mod translation;
 
@@ -42,8 +44,10 @@ pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;
 pub use log_losses::LogLosses;
-pub use models::{KeepAlive, LoadModel, ModelSource, OpenModel, Purpose, ServedModel, ServedModels};
+pub use models::{FindModels, KeepAlive, LoadModel, ModelSource, OpenModel, Purpose, ServedModel, ServedModels};
 pub use ollama::pull::{ModelPuller, PullProgress, PullReport};
+pub use responses::database::ResponseDatabase;
+pub use spans::exporter::{SinkError, SpanExporter, SpanSink};
 pub use state::{Limits, Options};
 
 /// Maximum threads that serve connections. They parse, encode and write; the model's arithmetic has its own threads.
@@ -76,6 +80,7 @@ pub fn run(
         let _ = http::blocking::run(|_| Ok(())).await;
         app.models.load_at_start();
         tokio::spawn(app.models.clone().unload_expired());
+        tokio::spawn(app.models.clone().keep_looking());
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         Ok(http::listen::serve(listener, tls, router, app).await)

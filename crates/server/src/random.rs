@@ -22,7 +22,11 @@ fn fill(bytes: &mut [u8]) {
 pub(crate) fn id(prefix: &str) -> String {
     let mut bytes = [0; 12];
     fill(&mut bytes);
-    bytes.iter().fold(prefix.to_owned(), |id, byte| id + &format!("{byte:02x}"))
+    let digit = |bits: u8| char::from(b"0123456789abcdef"[usize::from(bits)]);
+    let mut id = String::with_capacity(prefix.len() + 2 * bytes.len());
+    id.push_str(prefix);
+    id.extend(bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]));
+    id
 }
 
 /// Sizes in bytes to whose multiples content is padded: `TEXT_UNIT` for short text, `LONG_UNIT` for longer content.

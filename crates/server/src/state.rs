@@ -21,7 +21,10 @@ use crate::models::registry::Models;
 use crate::models::{Purpose, ServedModel, ServedModels};
 use crate::ollama::pull::ModelPuller;
 use crate::pages::base_url::own_url;
+use crate::responses::database::ResponseDatabase;
 use crate::responses::store::ResponseStore;
+use crate::running::RunningRequests;
+use crate::spans::exporter::SpanExporter;
 
 /// Limits on what clients may use.
 #[derive(Debug, Clone)]
@@ -103,8 +106,12 @@ pub struct Options {
     pub device: String,
     /// Lines of the log that were lost, which the program counts and the metrics report.
     pub log_losses: Arc<LogLosses>,
+    /// Exports spans of requests to OpenTelemetry; `None` records none.
+    pub spans: Option<Arc<SpanExporter>>,
     /// Downloads models for `/api/pull`; without it, the route is refused.
     pub puller: Option<Arc<dyn ModelPuller>>,
+    /// Keeps stored responses beyond the life of the process.
+    pub responses_db: Option<ResponseDatabase>,
 }
 
 /// State shared by all routes.
@@ -121,6 +128,9 @@ pub(crate) struct App {
     pub(crate) client_memory: Arc<ClientMemory>,
     /// Responses that clients can continue.
     pub(crate) responses: ResponseStore,
+    /// Requests that are being generated, for operators.
+    pub(crate) running: RunningRequests,
+    pub(crate) spans: Option<Arc<SpanExporter>>,
     pub(crate) puller: Option<Arc<dyn ModelPuller>>,
     /// Locked while a model is pulled: one at a time.
     pub(crate) pulling: Arc<tokio::sync::Mutex<()>>,
@@ -152,15 +162,23 @@ impl App {
             vllm_metrics,
             device,
             log_losses,
+            spans,
             puller,
+            responses_db,
         } = options;
         let names = models.models.iter().map(|model| model.id.clone()).collect();
-        let metrics = Metrics::new(names, vllm_metrics, log_losses);
+        let mut metrics = Metrics::new(names, models.finder.is_some(), vllm_metrics, log_losses);
+        if let Some(exporter) = &spans {
+            metrics.add_spans(exporter.clone());
+        }
         let models = Arc::new(Models::new(models, metrics.models.clone()));
         let held = metrics.client_memory.clone();
         let client_memory = Arc::new(ClientMemory::new(limits.max_client_memory, tenants.current().len(), held));
         let stored = metrics.stored_bytes.clone();
-        let responses = ResponseStore::new(limits.max_stored_bytes, tenants.current().len(), stored);
+        let mut responses = ResponseStore::new(limits.max_stored_bytes, tenants.current().len(), stored);
+        if let Some(database) = responses_db {
+            responses = responses.with_database(database, &tenants);
+        }
         let resized = [client_memory.clone(), responses.memory().clone()];
         models.set_num_tenants(tenants.current().len());
         let served = models.clone();
@@ -174,6 +192,8 @@ impl App {
             client_memory,
             models,
             responses,
+            running: RunningRequests::default(),
+            spans,
             puller,
             pulling: Arc::default(),
             tenants,
@@ -206,7 +226,7 @@ impl App {
     /// Returns the first model that generates text, for routes whose requests name none. Waits until it is loaded.
     pub(crate) async fn first_text(&self, tenant: &Tenant) -> Result<TextLease, ApiError> {
         match self.models.first(Purpose::Text, tenant) {
-            Some(index) => self.models.acquire(index, self.limits.request_timeout).await,
+            Some(index) => self.models.acquire(index, tenant.id, self.limits.request_timeout).await,
             None => {
                 let message = "no model that generates text exists for this key";
                 Err(ApiError::refused(StatusCode::NOT_FOUND, "model_not_found", message))

@@ -65,7 +65,7 @@ pub(crate) async fn messages(
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value, model: &TextLease| {
         let (chat, paths) = request::read(value, model)?;
-        chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))
+        paths.translate_spec(chat.spec(model, &shared.limits, &tenant))
     };
     let (spec, admission) = read_body(&app, &caller, request, true, read).await?;
     let form = MessageForm::new(&spec, &admission.model, &caller.request_id);
@@ -85,7 +85,7 @@ pub(crate) async fn count_tokens(
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value, model: &TextLease| {
         let (chat, paths) = request::read_count(value, model)?;
-        let spec = chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
+        let spec = paths.translate_spec(chat.spec(model, &shared.limits, &tenant))?;
         Ok(spec.num_prompt_tokens())
     };
     let (input_tokens, _admission) = read_body(&app, &caller, request, false, read).await?;

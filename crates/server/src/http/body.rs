@@ -15,7 +15,8 @@ use super::error::form::ErrorForm;
 use super::json::{Json, MAX_VALUES};
 use crate::connection::transfer_rate::TransferRate;
 use crate::limits::client_memory::{HeldMemory, out_of_memory, working_for};
-use crate::limits::tenants::{Permit, Tenant};
+use crate::limits::permit::Permit;
+use crate::limits::tenants::Tenant;
 use crate::models::choice::Chosen;
 use crate::models::lease::{Lease, Served};
 use crate::models::registry::Models;
@@ -23,6 +24,9 @@ use crate::state::App;
 
 /// Bodies of at least this size are processed on blocking threads: rendering and encoding a long text takes long.
 const LONG_BODY_BYTES: usize = 4 << 10;
+/// Ends of the names of fields, of every API, whose values are compiled to a grammar. That takes long however short the
+/// body is.
+const GRAMMAR_FIELDS: [&str; 5] = ["tools\"", "format\"", "structured_outputs\"", "grammar\"", "json_schema\""];
 /// A body that is too large is read and discarded up to this multiple of the limit, so that the client receives the
 /// error.
 const DISCARD_FACTOR: usize = 16;
@@ -172,16 +176,28 @@ impl ReadBody {
         ReadBody { name: "message", bytes, memory }
     }
 
-    /// Parses the body, chooses the model that it names, and passes both to `work`, on a blocking thread if the body is
-    /// long. Waits before that until the model is loaded. The tenant's permit owns the memory from then on; both are
-    /// held until the work is done, even if the client disconnects meanwhile.
+    /// Whether the body could contain one of `words`: it does, an escape could stand for a part of one, or it is long.
+    pub(crate) fn may_contain(&self, words: &[&str]) -> bool {
+        let has = |text: &str| text.contains("\\u") || words.iter().any(|word| text.contains(word));
+        self.bytes.len() >= LONG_BODY_BYTES || std::str::from_utf8(&self.bytes).map_or(true, has)
+    }
+
+    /// Whether processing the body may take long: it is long, or has a grammar to be compiled.
+    fn takes_long(&self) -> bool {
+        self.may_contain(&GRAMMAR_FIELDS)
+    }
+
+    /// Parses the body, chooses the model that it names, and passes both to `work`, on a blocking thread if that may
+    /// take long. Waits before that until the model is loaded. The tenant's permit owns the memory from then on; both
+    /// are held until the work is done, even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static, M: Served>(
         self,
         permit: Permit,
         choice: ModelChoice,
         work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Admission<M>), ApiError> {
-        self.parse_from(LONG_BODY_BYTES, permit, choice, work).await
+        let is_long = self.takes_long();
+        self.parse_on(is_long, permit, choice, work).await
     }
 
     /// Parses a body like [`ReadBody::parse`], but on a blocking thread whatever its length: a short body may name a
@@ -192,17 +208,17 @@ impl ReadBody {
         choice: ModelChoice,
         work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Admission<M>), ApiError> {
-        self.parse_from(0, permit, choice, work).await
+        self.parse_on(true, permit, choice, work).await
     }
 
-    async fn parse_from<T: Send + 'static, M: Served>(
+    /// Parses a body like [`ReadBody::parse`], on a blocking thread if it `is_long`.
+    async fn parse_on<T: Send + 'static, M: Served>(
         self,
-        long_bytes: usize,
+        is_long: bool,
         permit: Permit,
         choice: ModelChoice,
         work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Admission<M>), ApiError> {
-        let is_long = self.bytes.len() >= long_bytes;
         let (tenant, models) = (permit.tenant.clone(), choice.models.clone());
         let read = move |value: Result<Json, ApiError>, memory| {
             let chosen = value.and_then(|value| Ok((models.choose::<M>(&value, &permit.tenant)?, value)));
@@ -214,7 +230,8 @@ impl ReadBody {
         match self.process(tenant.clone(), is_long, read).await? {
             Parsed::Done(outcome, admission) => Ok((outcome, admission)),
             Parsed::Absent { index, value, memory, permit, work } => {
-                let acquired = choice.models.acquire::<M>(index, choice.timeout).await;
+                let timeout = choice.timeout.min(own_timeout(&value));
+                let acquired = choice.models.acquire::<M>(index, tenant.id, timeout).await;
                 let model = acquired.inspect_err(|error| permit.refuse(error))?;
                 let read = move |_: &Cancel| {
                     let account = memory.empty();
@@ -271,6 +288,16 @@ impl ReadBody {
     }
 }
 
+/// Returns the time that a request gives itself (`timeout_ms`); a wrong value is reported when the request is read.
+fn own_timeout(body: &Json) -> Duration {
+    let Json::Object(entries) = body else { return Duration::MAX };
+    let given = entries.iter().find_map(|(name, value)| match value {
+        Json::Integer(time) if name == "timeout_ms" => u64::try_from(*time).ok(),
+        _ => None,
+    });
+    given.map_or(Duration::MAX, Duration::from_millis)
+}
+
 /// Passes a parsed body and its model to `work`.
 fn finish<T, M: Served, W: FnOnce(Json, &Lease<M>) -> Result<T, ApiError>>(
     value: Json,
@@ -316,13 +343,45 @@ mod tests {
     use crate::limits::keys_file::TenantConfig;
     use crate::limits::tenants::Tenants;
 
-    fn long_body(tenant: &Tenant) -> ReadBody {
+    fn body(tenant: &Tenant, bytes: Vec<u8>) -> ReadBody {
         let memory = Arc::new(ClientMemory::new(1 << 30, 2, Gauge::default()));
-        ReadBody {
-            name: "body",
-            bytes: [b"{}".to_vec(), vec![b' '; LONG_BODY_BYTES]].concat(),
-            memory: HeldMemory::none(&memory, tenant),
+        ReadBody { name: "body", bytes, memory: HeldMemory::none(&memory, tenant) }
+    }
+
+    fn long_body(tenant: &Tenant) -> ReadBody {
+        body(tenant, [b"{}".to_vec(), vec![b' '; LONG_BODY_BYTES]].concat())
+    }
+
+    /// Compiling a grammar takes long, so it must not run on a thread that serves other clients.
+    #[test]
+    fn grammars_are_compiled_on_blocking_threads() {
+        let tenants = Tenants::open();
+        let tenant = tenants.find(None).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let leaves_thread = |text: &str| {
+            let body = body(&tenant, text.into());
+            let is_long = body.takes_long();
+            let here = std::thread::current().id();
+            let work = move |_, _| Ok(std::thread::current().id() != here);
+            runtime.block_on(body.process(tenant.clone(), is_long, work)).unwrap()
+        };
+        for text in [
+            r#"{"response_format":{"type":"json_object"}}"#,
+            r#"{"structured_outputs":{"regex":"a"}}"#,
+            r#"{"tools":[]}"#,
+            r#"{"tool\u0073":[]}"#,
+            r#"{"text":{"format":{"type":"json_schema"}}}"#,
+            r#"{"output_format":{}}"#,
+            r#"{"output_config":{"format":{}}}"#,
+            r#"{"format":"json"}"#,
+            r#"{"json_schema":{}}"#,
+            r#"{"grammar":"root ::= \"a\""}"#,
+        ] {
+            assert!(leaves_thread(text), "{text}");
         }
+        assert!(!leaves_thread(
+            r#"{"messages":[{"role":"user","content":"format these tools, please"}],"max_tokens":5}"#
+        ));
     }
 
     #[test]

@@ -14,8 +14,10 @@ use super::drain::Phase;
 use super::error::ApiError;
 use super::fields::shown;
 use crate::connection::client_address::{AddressKey, ClientAddress};
-use crate::limits::tenants::{KeyHash, Permit, Tenant, Tenants};
+use crate::limits::permit::Permit;
+use crate::limits::tenants::{KeyHash, Tenant, Tenants};
 use crate::metrics::Outcome;
+use crate::spans::request_trace::RequestTrace;
 use crate::state::{App, SharedApp};
 
 /// `Retry-After` while the server shuts down: long enough for another server to take over.
@@ -26,6 +28,8 @@ const DRAIN_RETRY_S: u64 = 10;
 pub(crate) struct Caller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) request_id: String,
+    /// The spans of the request, if it has any.
+    pub(crate) trace: Option<Arc<RequestTrace>>,
     /// The tenants among which `tenant` was found, and the hash of the key that led to it.
     tenants: Arc<Tenants>,
     key: Option<KeyHash>,
@@ -96,7 +100,11 @@ fn check(app: &SharedApp, request: &Request<Body>) -> Result<Caller, ApiError> {
         return Err(draining());
     }
     let request_id = request.extensions().get::<RequestId>().map(|id| id.0.clone()).unwrap_or_default();
-    Ok(Caller { tenant, request_id, tenants, key })
+    let trace = request.extensions().get::<Arc<RequestTrace>>().cloned();
+    if let Some(trace) = &trace {
+        trace.set("pellucid.tenant", tenant.config.name.as_str());
+    }
+    Ok(Caller { tenant, request_id, trace, tenants, key })
 }
 
 /// Returns the tenant of a key, unless the client's address has tried too many wrong ones.
@@ -125,9 +133,10 @@ fn is_public(request: &Request<Body>) -> bool {
     }
 }
 
-/// Whether a request only monitors the server; such requests are answered during shutdown.
+/// Whether a request only monitors the server or ends another; such requests are answered during shutdown.
 fn is_monitoring(request: &Request<Body>) -> bool {
-    ["/health", "/ready", "/metrics"].contains(&request.uri().path())
+    let path = request.uri().path();
+    ["/health", "/ready", "/metrics", "/requests"].contains(&path) || path.starts_with("/requests/")
 }
 
 pub(crate) fn draining() -> ApiError {

@@ -35,6 +35,8 @@ use crate::pages::{files, home};
 use crate::random;
 use crate::reply::{respond, websocket};
 use crate::responses::routes as responses;
+use crate::running::routes as running;
+use crate::spans::request_trace::RequestTrace;
 use crate::state::SharedApp;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -78,6 +80,8 @@ pub(crate) fn router(app: &SharedApp) -> Router {
         .routes(routes!(routes::apply_template))
         .routes(routes!(models::load))
         .routes(routes!(models::unload))
+        .routes(routes!(running::list))
+        .routes(routes!(running::cancel))
         .routes(routes!(routes::health))
         .routes(routes!(routes::ready))
         .routes(routes!(routes::metrics))
@@ -141,6 +145,10 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
         None => "unknown".to_owned(),
     };
     let method = request.method().clone();
+    let trace = begin_trace(&app, &request, &route, &id);
+    if let Some(trace) = &trace {
+        request.extensions_mut().insert(trace.clone());
+    }
     let error_form = ErrorForm::of(request.uri().path());
     let connection = request.extensions().get::<Connection>();
     let refusal = connection.and_then(|connection| connection.slot().refusal);
@@ -160,7 +168,14 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
     app.metrics.count_http(&route, status);
     let time_ms = (started.elapsed().as_secs_f64() * 1e6).round() / 1e3;
     let client = client.map(tracing::field::display);
-    tracing::info!(request_id = id, client, method = method.as_str(), route, status, time_ms, "request");
+    if let Some(trace) = &trace {
+        trace.set("http.response.status_code", usize::from(status));
+        if status >= 500 {
+            trace.fail(response.status().canonical_reason().unwrap_or("server error"));
+        }
+    }
+    let trace_id = trace.map(|trace| trace.id());
+    tracing::info!(request_id = id, trace_id, client, method = method.as_str(), route, status, time_ms, "request");
     if let Ok(id) = HeaderValue::from_str(&id) {
         if error_form == ErrorForm::Anthropic {
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, id.clone());
@@ -168,6 +183,19 @@ async fn identify(State(app): State<SharedApp>, mut request: Request<Body>, next
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response
+}
+
+/// Begins the spans of a request. Monitoring has none: it would be most of them.
+fn begin_trace(app: &SharedApp, request: &Request<Body>, route: &str, id: &str) -> Option<Arc<RequestTrace>> {
+    if ["/health", "/ready", "/metrics"].contains(&route) {
+        return None;
+    }
+    let trace = RequestTrace::begin(app.spans.as_ref(), request.headers())?;
+    trace.set_name(format!("{} {route}", request.method()));
+    trace.set("http.request.method", request.method().as_str());
+    trace.set("http.route", route);
+    trace.set("pellucid.request_id", id);
+    Some(trace)
 }
 
 /// Enforces [`MAX_HEADER_BYTES`] exactly. The HTTP library only bounds its buffer, which grows in larger steps.

@@ -16,7 +16,7 @@ use super::caller::Caller;
 use super::drain::Phase;
 use super::error::{ApiError, ErrorBody};
 use super::json::Json;
-use crate::limits::tenants::Permit;
+use crate::limits::permit::Permit;
 use crate::metrics::Format;
 use crate::models::lease::{Lease, Served, TextLease};
 use crate::openai::chat::ChatRequest;
@@ -40,7 +40,7 @@ pub(crate) enum Refusals {
     /// The key is missing or wrong.
     #[response(status = 401)]
     Unauthorized(ErrorBody),
-    /// The host, the origin or the key is not allowed to do this.
+    /// The host, the origin or the key is not allowed to do this, or an operator cancelled the request.
     #[response(status = 403)]
     Forbidden(ErrorBody),
     /// The client's address has too many connections or tried too many wrong keys.
@@ -226,7 +226,8 @@ async fn answer(
     parts::response(parts, (permit, app.drain.start_request()))
 }
 
-fn text_of(value: &impl Serialize) -> String {
+/// Returns the JSON of a value that can always be written.
+pub(crate) fn text_of(value: &impl Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }
 
@@ -280,7 +281,9 @@ pub(crate) async fn metrics(
         Offer { kind: "application/openmetrics-text", version: Some("1.0.0") },
     ];
     let format = [Format::Text, Format::OpenMetrics][accept::preferred(&request, &offers)];
-    let text = app.metrics.render(&app.models.engine_stats(), &app.models.guard_counts(), format);
+    let tenants = app.tenants.current();
+    let memory = app.models.tenant_memory(|id| tenants.name_of(id));
+    let text = app.metrics.render(&app.models.engine_stats(), &app.models.guard_counts(), &memory, format);
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(format.content_type()));

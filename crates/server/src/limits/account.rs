@@ -1,15 +1,18 @@
 //! Accounting of one request: charges its tenant while tokens are generated, and records the outcome at the end.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use pellucid_engine::Embeddings;
 use pellucid_generate::Summary;
 
-use super::tenants::Permit;
+use super::permit::Permit;
+use crate::http::caller::Caller;
 use crate::http::drain::InFlight;
 use crate::http::error::ApiError;
 use crate::metrics::Outcome;
 use crate::reply::Spec;
+use crate::spans::request_trace::RequestTrace;
 use crate::state::App;
 
 /// Exists while a reply is generated. An account that is dropped without `close` records a cancelled request.
@@ -21,6 +24,8 @@ pub(crate) struct Account {
     model: usize,
     _in_flight: InFlight,
     request_id: String,
+    trace: Option<Arc<RequestTrace>>,
+    submitted: Instant,
     /// Log probabilities reported for each token of the output.
     logprobs_per_token: usize,
     /// Log probabilities of the prompt that were charged at admission.
@@ -32,7 +37,7 @@ pub(crate) struct Account {
 
 impl Account {
     /// Opens the account of a request that was admitted and charged for its prompt.
-    pub(crate) fn open(app: &Arc<App>, permit: Permit, model: usize, request_id: &str, spec: &Spec) -> Account {
+    pub(crate) fn open(app: &Arc<App>, permit: Permit, model: usize, caller: &Caller, spec: &Spec) -> Account {
         let num_prompt = spec.num_prompt_tokens();
         let is_scored = spec.prompts.iter().any(|prompt| prompt.request.score_prompt);
         let logprobs_per_token = spec.logprobs_per_token();
@@ -44,7 +49,9 @@ impl Account {
             permit,
             model,
             _in_flight: app.drain.start_request(),
-            request_id: request_id.to_owned(),
+            request_id: caller.request_id.clone(),
+            trace: caller.trace.clone(),
+            submitted: Instant::now(),
             logprobs_per_token,
             prompt_logprobs,
             num_charged: 0,
@@ -63,7 +70,7 @@ impl Account {
         app: &Arc<App>,
         permit: Permit,
         model: usize,
-        request_id: &str,
+        caller: &Caller,
         num_tokens: usize,
     ) -> Account {
         Account {
@@ -71,7 +78,9 @@ impl Account {
             permit,
             model,
             _in_flight: app.drain.start_request(),
-            request_id: request_id.to_owned(),
+            request_id: caller.request_id.clone(),
+            trace: caller.trace.clone(),
+            submitted: Instant::now(),
             logprobs_per_token: 0,
             prompt_logprobs: 0,
             num_charged: 0,
@@ -104,6 +113,14 @@ impl Account {
         }
     }
 
+    /// Charges the log probabilities that a probe reports.
+    pub(crate) fn charge_probe(&mut self, summary: &Summary) {
+        if let Some(found) = &summary.probe {
+            let reported = found.probe.layers.iter().map(|layer| layer.top.len() + 1).sum();
+            self.permit.tenant.charge_output(0, reported);
+        }
+    }
+
     /// Closes the account of a request that the engine refused: refunds its prompt and records `outcome`, if any.
     pub(crate) fn refuse(&mut self, error: &ApiError, outcome: Option<Outcome>) {
         self.permit.refund_prompt(self.latest.prompt_tokens, self.prompt_logprobs);
@@ -120,8 +137,13 @@ impl Account {
             return;
         }
         self.app.metrics.observe(&self.permit.tenant.config.name, self.model, outcome, summary);
+        if let Some(trace) = &self.trace {
+            self.record_spans(trace, outcome, summary);
+        }
+        let trace_id = self.trace.as_ref().map(|trace| trace.id());
         tracing::info!(
             request_id = self.request_id,
+            trace_id,
             tenant = self.permit.tenant.config.name,
             outcome = outcome.name(),
             prompt_tokens = summary.prompt_tokens,
@@ -132,6 +154,35 @@ impl Account {
             total_ms = summary.total_time.as_millis() as u64,
             "reply"
         );
+    }
+
+    /// Records when the request waited, read its prompt and generated. Names of attributes are those of OpenTelemetry's
+    /// conventions for generative models, where these have one.
+    fn record_spans(&self, trace: &RequestTrace, outcome: Outcome, summary: &Summary) {
+        if let Some(model) = self.app.metrics.models.name(self.model) {
+            trace.set("gen_ai.request.model", model.as_str());
+        }
+        trace.set("gen_ai.usage.input_tokens", summary.prompt_tokens);
+        trace.set("gen_ai.usage.output_tokens", summary.completion_tokens);
+        trace.set("pellucid.cached_tokens", summary.cached_tokens);
+        trace.set("pellucid.outcome", outcome.name());
+        if matches!(outcome, Outcome::Failed | Outcome::TimedOut) {
+            trace.fail(outcome.name());
+        }
+        let queue = summary.queue_time;
+        trace.add("queue", (self.submitted, queue), Vec::new());
+        if let Some(prefill) = summary.prefill_time {
+            let computed = summary.prompt_tokens.saturating_sub(summary.cached_tokens);
+            let tokens = vec![
+                ("pellucid.computed_tokens", computed.into()),
+                ("pellucid.cached_tokens", summary.cached_tokens.into()),
+            ];
+            trace.add("prefill", (self.submitted + queue, prefill), tokens);
+        }
+        if let Some(first) = summary.time_to_first_token {
+            let tokens = vec![("gen_ai.usage.output_tokens", summary.completion_tokens.into())];
+            trace.add("decode", (self.submitted + first, summary.decode_time), tokens);
+        }
     }
 }
 

@@ -38,6 +38,8 @@ pub struct TenantConfig {
     pub kv_tokens: Option<u32>,
     /// Maximum log probabilities reported per minute.
     pub logprobs_per_minute: Option<u32>,
+    /// Maximum tokens probed per minute.
+    pub probes_per_minute: Option<u32>,
     /// Maximum stored responses, of which the least recently used are dropped; 0 stores none. 1000 if absent.
     pub stored_responses: Option<u32>,
     /// Names of the models that exist for this tenant; all of them if absent.
@@ -45,10 +47,16 @@ pub struct TenantConfig {
     /// Whether to allow loading and unloading models, which other tenants may use.
     #[serde(default)]
     pub manage_models: bool,
+    /// Whether to allow cancelling requests of all tenants.
+    #[serde(default)]
+    pub manage_requests: bool,
     /// Whether requests may set `trace`, which reveals more of the model than log probabilities.
     #[serde(default)]
     pub trace: bool,
-    /// Whether to allow `/metrics` although there are other tenants, whose activity it shows.
+    /// Whether requests may set `probe`, which shows the inside of the model and computes a token a second time.
+    #[serde(default)]
+    pub probe: bool,
+    /// Whether to allow `/metrics` and `/requests` although there are other tenants, whose activity they show.
     #[serde(default)]
     pub metrics: bool,
     /// Whether to allow `/api/pull`, which downloads models into the server's store.
@@ -165,7 +173,7 @@ fn from_toml(text: &str) -> Result<KeysFile, KeysError> {
 }
 
 /// Names of the fields of a tenant.
-const FIELDS: [&str; 14] = [
+const FIELDS: [&str; 17] = [
     "name",
     "keys",
     "keys_sha256",
@@ -174,10 +182,13 @@ const FIELDS: [&str; 14] = [
     "concurrent_requests",
     "kv_tokens",
     "logprobs_per_minute",
+    "probes_per_minute",
     "stored_responses",
     "models",
     "manage_models",
+    "manage_requests",
     "trace",
+    "probe",
     "metrics",
     "pull",
 ];

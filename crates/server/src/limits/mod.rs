@@ -4,6 +4,7 @@ pub(crate) mod account;
 pub(crate) mod client_memory;
 pub(crate) mod failed_keys;
 pub(crate) mod keys_file;
+pub(crate) mod permit;
 pub(crate) mod rate_limit;
 mod recent;
 pub(crate) mod shared_tenants;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use pellucid_engine::TenantId;
 
 use super::keys_file::{KeysError, TenantConfig};
-use super::tenants::Tenants;
+use super::tenants::{Tenant, Tenants};
 
 /// The tenants of a running server. Clones share them.
 #[derive(Debug, Clone)]
@@ -57,6 +57,11 @@ impl SharedTenants {
     /// Returns the tenants as they are now.
     pub(crate) fn current(&self) -> Arc<Tenants> {
         self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns the tenant with this name, if the keys list it now.
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<Tenant>> {
+        self.current().tenants.iter().find(|tenant| tenant.config.name == name).cloned()
     }
 
     /// Calls `listener` with the number of tenants after each change.

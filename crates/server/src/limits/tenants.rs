@@ -16,8 +16,8 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::client_memory::HeldMemory;
 use super::keys_file::{KeysError, MAX_KEYS, TenantConfig};
+use super::permit::Permit;
 use super::rate_limit::RateLimit;
 use crate::http::blocking;
 use crate::http::error::ApiError;
@@ -43,7 +43,7 @@ pub(crate) struct Tenant {
     pub(crate) id: TenantId,
     pub(crate) config: TenantConfig,
     /// Shared by all versions of the tenant, so that a reload of the keys file resets no limit.
-    usage: Arc<Usage>,
+    pub(super) usage: Arc<Usage>,
     /// Bounds the blocking threads that the tenant's long texts may use; further texts wait in order of arrival.
     threads: Arc<Semaphore>,
     num_threads: usize,
@@ -51,22 +51,23 @@ pub(crate) struct Tenant {
 
 /// Use of a tenant's limits.
 #[derive(Debug)]
-struct Usage {
-    num_running: AtomicUsize,
+pub(super) struct Usage {
+    pub(super) num_running: AtomicUsize,
     budgets: Mutex<Budgets>,
 }
 
 #[derive(Debug)]
-struct Budgets {
-    requests: Option<RateLimit>,
-    tokens: Option<RateLimit>,
-    logprobs: Option<RateLimit>,
+pub(super) struct Budgets {
+    pub(super) requests: Option<RateLimit>,
+    pub(super) tokens: Option<RateLimit>,
+    pub(super) logprobs: Option<RateLimit>,
+    pub(super) probes: Option<RateLimit>,
 }
 
 /// All tenants with their keys.
 pub struct Tenants {
     /// Exactly one if there are no keys.
-    tenants: Vec<Arc<Tenant>>,
+    pub(super) tenants: Vec<Arc<Tenant>>,
     /// Keyed hash of each key, and the index of its tenant.
     keys: Vec<(KeyHash, usize)>,
     /// Key of the hashes. Kept when the keys are reloaded.
@@ -86,7 +87,7 @@ impl fmt::Debug for Tenants {
 impl Tenants {
     /// Returns a single tenant without limits for all clients, who need no key.
     pub fn open() -> Tenants {
-        let config = TenantConfig { name: "everybody".into(), trace: true, ..TenantConfig::default() };
+        let config = TenantConfig { name: "everybody".into(), trace: true, probe: true, ..TenantConfig::default() };
         let everybody = Arc::new(Tenant::new(0, config, blocking::num_threads(crate::num_cores())));
         Tenants { tenants: vec![everybody], keys: Vec::new(), secret: random::secret(), removed: Vec::new() }
     }
@@ -168,6 +169,11 @@ impl Tenants {
         self.tenants.iter().find(|tenant| tenant.config.name == name)
     }
 
+    /// Returns the name of a tenant; `None` if it is not in the keys file any more.
+    pub(crate) fn name_of(&self, id: TenantId) -> Option<String> {
+        self.tenants.iter().find(|tenant| tenant.id == id).map(|tenant| tenant.config.name.clone())
+    }
+
     pub(super) fn all(&self) -> &[Arc<Tenant>] {
         &self.tenants
     }
@@ -205,6 +211,16 @@ impl Tenants {
         let message = "loading and unloading models is not allowed for this key; `manage_models = true` in the keys \
                        file allows it";
         Err(ApiError::refused(StatusCode::FORBIDDEN, "manage_models_not_allowed", message))
+    }
+
+    /// Refuses to cancel the requests of other tenants to those without the right to it.
+    pub(crate) fn check_manage_requests(&self, tenant: &Tenant) -> Result<(), ApiError> {
+        if !self.has_keys() || tenant.config.manage_requests {
+            return Ok(());
+        }
+        let message = "cancelling requests is not allowed for this key; `manage_requests = true` in the keys file \
+                       allows it";
+        Err(ApiError::refused(StatusCode::FORBIDDEN, "manage_requests_not_allowed", message))
     }
 
     fn hash(&self, digest: &[u8; 32]) -> KeyHash {
@@ -267,7 +283,7 @@ fn from_hex(text: &str) -> Option<[u8; 32]> {
 
 impl Tenant {
     fn new(id: u32, config: TenantConfig, num_threads: usize) -> Tenant {
-        let budgets = Mutex::new(Budgets { requests: None, tokens: None, logprobs: None });
+        let budgets = Mutex::new(Budgets { requests: None, tokens: None, logprobs: None, probes: None });
         let tenant = Tenant {
             id: TenantId(id),
             config,
@@ -290,11 +306,12 @@ impl Tenant {
     fn apply_limits(&self) {
         let now = Instant::now();
         let mut budgets = self.budgets();
-        let Budgets { requests, tokens, logprobs } = &mut *budgets;
+        let Budgets { requests, tokens, logprobs, probes } = &mut *budgets;
         for (budget, limit) in [
             (requests, self.config.requests_per_minute),
             (tokens, self.config.tokens_per_minute),
             (logprobs, self.config.logprobs_per_minute),
+            (probes, self.config.probes_per_minute),
         ] {
             *budget = limit.map(|limit| match *budget {
                 Some(before) => before.with_limit(limit),
@@ -334,14 +351,14 @@ impl Tenant {
         self.threads.clone().acquire_owned().await.ok()
     }
 
-    fn budgets(&self) -> MutexGuard<'_, Budgets> {
+    pub(super) fn budgets(&self) -> MutexGuard<'_, Budgets> {
         self.usage.budgets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn count_request(self: &Arc<Tenant>) -> Result<Permit, ApiError> {
         let num_running = self.usage.num_running.fetch_add(1, Ordering::SeqCst);
         // Dropping the permit takes the count back, on the error path too.
-        let permit = Permit { tenant: self.clone(), memory: None };
+        let permit = Permit::new(self.clone());
         match self.config.concurrent_requests {
             Some(limit) if num_running >= limit as usize => {
                 let message =
@@ -364,82 +381,11 @@ impl Tenant {
 }
 
 /// Refuses requests while a rate limit is used up.
-fn check(limit: Option<&mut RateLimit>, what: &str, code: &'static str) -> Result<(), ApiError> {
+pub(super) fn check(limit: Option<&mut RateLimit>, what: &str, code: &'static str) -> Result<(), ApiError> {
     let Some(limit) = limit else { return Ok(()) };
     let Some(wait_s) = limit.wait_s(Instant::now()) else { return Ok(()) };
     let message = format!("the limit of {} {what} is reached; try again in {wait_s} s", limit.limit());
     Err(ApiError::too_many(code, message, wait_s))
-}
-
-/// One of a tenant's concurrent requests; released when dropped.
-#[derive(Debug)]
-pub(crate) struct Permit {
-    pub(crate) tenant: Arc<Tenant>,
-    /// Memory that the request takes, from its body to the last byte of its reply.
-    memory: Option<HeldMemory>,
-}
-
-impl Permit {
-    /// Charges a request for its prompt, or names the limit that refuses it. Output is charged as it is generated.
-    pub(crate) fn charge_prompt(&self, num_prompt: usize, reports_logprobs: bool) -> Result<(), ApiError> {
-        let mut budgets = self.tenant.budgets();
-        let Budgets { tokens, logprobs, .. } = &mut *budgets;
-        // Checked again, because other requests may have been charged since this one was admitted.
-        check(tokens.as_mut(), "tokens per minute", "tokens_per_minute")?;
-        check(logprobs.as_mut().filter(|_| reports_logprobs), "log probabilities per minute", "logprob_budget")?;
-        if let Some(limit) = tokens {
-            limit.charge(num_prompt);
-        }
-        Ok(())
-    }
-
-    /// Keeps memory until the request has ended.
-    pub(crate) fn keep(&mut self, memory: HeldMemory) {
-        match &mut self.memory {
-            Some(kept) => kept.merge(memory),
-            None => self.memory = Some(memory),
-        }
-    }
-
-    /// Takes more memory, or gives some back, so that the request holds `bytes`.
-    pub(crate) fn hold(&mut self, bytes: usize) -> Result<(), ApiError> {
-        let Some(memory) = &mut self.memory else { return Ok(()) };
-        memory.shrink_to(bytes);
-        memory.grow_to(bytes)
-    }
-
-    /// Takes more memory if the request holds less than `bytes`.
-    pub(crate) fn hold_at_least(&mut self, bytes: usize) -> Result<(), ApiError> {
-        self.memory.as_mut().map_or(Ok(()), |memory| memory.grow_to(bytes))
-    }
-
-    /// Refunds the charge for a prompt that is not computed.
-    pub(crate) fn refund_prompt(&self, num_prompt: usize, num_logprobs: usize) {
-        let mut budgets = self.tenant.budgets();
-        let Budgets { tokens, logprobs, .. } = &mut *budgets;
-        for (limit, amount) in [(tokens, num_prompt), (logprobs, num_logprobs)] {
-            if let Some(limit) = limit {
-                limit.refund(amount);
-            }
-        }
-    }
-
-    /// Refunds an admitted request that is refused for lack of capacity or by an internal error. A request that is
-    /// itself wrong has cost work and stays charged.
-    pub(crate) fn refuse(&self, error: &ApiError) {
-        if error.status != StatusCode::TOO_MANY_REQUESTS && !error.status.is_server_error() {
-            return;
-        }
-        if let Some(limit) = &mut self.tenant.budgets().requests {
-            limit.refund(1);
-        }
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.tenant.usage.num_running.fetch_sub(1, Ordering::SeqCst);
-    }
 }
 
 #[cfg(test)]
@@ -472,6 +418,7 @@ mod tests {
             tokens_per_minute: Some(100),
             concurrent_requests: Some(1),
             logprobs_per_minute: Some(10),
+            probes_per_minute: Some(2),
             ..tenant("a", "first-key")
         };
         let tenants = Tenants::new(vec![config]).unwrap();
@@ -480,7 +427,7 @@ mod tests {
         // A request that uses the model: admitted, read, and charged for its prompt.
         let ask = |num_prompt: usize, reports_logprobs: bool| {
             let permit = tenant.admit(true)?;
-            let charged = permit.charge_prompt(num_prompt, reports_logprobs);
+            let charged = permit.charge_prompt(num_prompt, reports_logprobs, 0);
             charged.inspect_err(|error| permit.refuse(error)).map(|()| permit)
         };
         let first = ask(10, true).unwrap();
@@ -489,10 +436,13 @@ mod tests {
         tenant.charge_output(0, 11);
         assert_eq!(code(ask(10, true)), Err("logprob_budget"));
         let permit = ask(90, false).expect("a request refused by a limit costs nothing");
-        let charge = || permit.charge_prompt(1, false).map_err(|error| error.detail.code.unwrap());
+        let charge = || permit.charge_prompt(1, false, 0).map_err(|error| error.detail.code.unwrap());
         assert_eq!(charge(), Err("tokens_per_minute"));
         permit.refund_prompt(90, 0);
         assert_eq!(charge(), Ok(()));
+        let probe = || permit.charge_prompt(1, false, 1).map_err(|error| error.detail.code.unwrap());
+        assert_eq!([probe(), probe(), probe()], [Ok(()), Ok(()), Err("probe_budget")]);
+        assert_eq!(charge(), Ok(()), "requests without a probe go on");
         permit.refuse(&ApiError::invalid("wrong"));
         drop(permit);
         assert_eq!(code(tenant.admit(false)), Err("requests_per_minute"), "a wrong request stays charged");

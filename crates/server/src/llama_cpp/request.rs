@@ -88,7 +88,7 @@ fn read(
     refuse(&mut fields)?;
     fields.finish()?;
     let (request, paths) = body.read_completion(model)?;
-    let mut spec = request.spec(model, limits, tenant).map_err(|error| paths.translate(error))?;
+    let mut spec = paths.translate_spec(request.spec(model, limits, tenant))?;
     if limit.is_none() {
         spec.prompts.iter_mut().for_each(|prompt| prompt.request.max_tokens = None);
     }

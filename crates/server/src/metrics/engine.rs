@@ -1,8 +1,9 @@
 //! Statistics of the engines at the time of a scrape.
 
-use pellucid_engine::{DrafterKind, EngineStats};
+use pellucid_engine::{DrafterKind, EngineStats, GAP_BOUNDS_S, GapHistogram};
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
@@ -29,6 +30,21 @@ struct ScopeLabels {
 struct DraftLabels {
     drafter: &'static str,
     result: &'static str,
+}
+
+/// A histogram of gaps, as the engine counted it.
+struct GapMetric(GapHistogram);
+
+impl EncodeMetric for GapMetric {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let bounds = GAP_BOUNDS_S.into_iter().chain([f64::MAX]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(self.0.counts).collect();
+        encoder.encode_histogram::<NoLabelSet>(self.0.sum.as_secs_f64(), self.0.count(), &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Histogram
+    }
 }
 
 /// Name, help and value of a statistic.
@@ -91,6 +107,9 @@ impl Collector for EngineCollector {
         if self.engines.is_empty() {
             return Ok(());
         }
+        self.encode_one(&mut encoder, ("inter_token_seconds", "Gaps between the tokens of replies"), |stats| {
+            GapMetric(stats.gaps)
+        })?;
         let kind = ConstCounter::new(0u64).metric_type();
         let name = format!("{}prefix_hit_tokens", self.prefix);
         let help = "Prompt tokens found in the prefix cache: the tenant's own, or of shared prefixes";

@@ -3,6 +3,7 @@
 
 mod engine;
 pub(crate) mod models;
+mod tenants;
 mod text_format;
 mod vllm;
 
@@ -21,9 +22,12 @@ use prometheus_client::registry::Registry;
 
 use self::engine::EngineCollector;
 use self::models::{ModelMetrics, PerModel, WithModel};
+use self::tenants::TenantCollector;
+pub(crate) use self::tenants::TenantMemory;
 use self::vllm::{VllmCollector, VllmLabels, VllmValues};
 use crate::connection::connections::Refusal;
 use crate::log_losses::{LogLossCollector, LogLosses};
+use crate::spans::exporter::{SpanCollector, SpanExporter};
 
 /// Histogram buckets in seconds, from one token of a small model to a long reply.
 const TIMES: [f64; 16] =
@@ -46,8 +50,8 @@ pub(crate) struct Metrics {
     pub(crate) stored_bytes: Gauge,
     pub(crate) models: ModelMetrics,
     registry: Registry,
-    /// Ids of the models.
-    names: Vec<String>,
+    /// Whether series have the label `model`.
+    has_several: bool,
     has_vllm: bool,
 }
 
@@ -55,6 +59,7 @@ pub(crate) struct Metrics {
 #[derive(Debug, Clone)]
 struct Times {
     queue: PerModel<Histogram>,
+    prefill: PerModel<Histogram>,
     first_token: PerModel<Histogram>,
     output_token: PerModel<Histogram>,
     end_to_end: PerModel<Histogram>,
@@ -85,6 +90,8 @@ pub(crate) enum Outcome {
     TimedOut,
     /// The client disconnected or cancelled.
     Cancelled,
+    /// An operator cancelled the request.
+    CancelledByOperator,
     Failed,
     /// Refused by a limit of its tenant or by a full queue.
     Limited,
@@ -96,6 +103,7 @@ impl Outcome {
             Outcome::Completed => "completed",
             Outcome::TimedOut => "timed_out",
             Outcome::Cancelled => "cancelled",
+            Outcome::CancelledByOperator => "cancelled_by_operator",
             Outcome::Failed => "failed",
             Outcome::Limited => "limited",
         }
@@ -105,7 +113,13 @@ impl Outcome {
 impl Times {
     fn new(has_several: bool) -> Times {
         let histogram = || PerModel::histogram(has_several, || Histogram::new(TIMES));
-        Times { queue: histogram(), first_token: histogram(), output_token: histogram(), end_to_end: histogram() }
+        Times {
+            queue: histogram(),
+            prefill: histogram(),
+            first_token: histogram(),
+            output_token: histogram(),
+            end_to_end: histogram(),
+        }
     }
 
     fn observe(&self, model: &str, summary: &Summary) {
@@ -115,6 +129,7 @@ impl Times {
             }
         };
         observe(&self.queue, Some(summary.queue_time));
+        observe(&self.prefill, summary.prefill_time);
         observe(&self.first_token, summary.time_to_first_token);
         observe(&self.output_token, summary.time_per_output_token);
         observe(&self.end_to_end, Some(summary.total_time));
@@ -129,6 +144,7 @@ impl Times {
         let theirs = registry.sub_registry_with_labels([("model_name".into(), name.into())].into_iter());
         let aliases = [
             ("vllm:request_queue_time_seconds", "As pellucid_request_queue_seconds", &self.queue),
+            ("vllm:request_prefill_time_seconds", "As pellucid_prefill_seconds", &self.prefill),
             ("vllm:time_to_first_token_seconds", "As pellucid_time_to_first_token_seconds", &self.first_token),
             ("vllm:time_per_output_token_seconds", "As pellucid_time_per_output_token_seconds", &self.output_token),
             ("vllm:e2e_request_latency_seconds", "As pellucid_request_seconds", &self.end_to_end),
@@ -140,9 +156,9 @@ impl Times {
 }
 
 impl Metrics {
-    /// Returns the metrics of a server with these models.
-    pub(crate) fn new(names: Vec<String>, has_vllm: bool, log_losses: Arc<LogLosses>) -> Metrics {
-        let has_several = names.len() > 1;
+    /// Returns the metrics of a server with these models, to which others are added if it `may_grow`.
+    pub(crate) fn new(names: Vec<String>, may_grow: bool, has_vllm: bool, log_losses: Arc<LogLosses>) -> Metrics {
+        let has_several = names.len() > 1 || may_grow;
         let times = Times::new(has_several);
         let (prompt_tokens, generated_tokens) = (PerModel::counter(has_several), PerModel::counter(has_several));
         let (requests, http) = (Family::default(), Family::default());
@@ -152,6 +168,8 @@ impl Metrics {
         let own = registry.sub_registry_with_prefix("pellucid");
         let help = "From submission to the first step that computes for the request";
         times.queue.register("request_queue_seconds", help, own);
+        let help = "From the first step that computed for the request to its first token";
+        times.prefill.register("prefill_seconds", help, own);
         times.first_token.register("time_to_first_token_seconds", "From submission to the first token", own);
         times.output_token.register("time_per_output_token_seconds", "Mean time between the tokens of a reply", own);
         times.end_to_end.register("request_seconds", "From submission to the end of the reply", own);
@@ -173,7 +191,7 @@ impl Metrics {
         let help = "Bytes held for clients: bodies, messages, and replies that are not read yet";
         own.register("client_memory_bytes", help, client_memory.clone());
         own.register("stored_response_bytes", "Bytes of stored responses", stored_bytes.clone());
-        let models = ModelMetrics::new(own);
+        let models = ModelMetrics::new(names.clone(), own);
         if has_vllm {
             times.register_as_vllm(&names, &mut registry);
         }
@@ -192,15 +210,20 @@ impl Metrics {
             stored_bytes,
             models,
             registry,
-            names,
+            has_several,
             has_vllm,
         }
+    }
+
+    /// Adds the counts of exported spans.
+    pub(crate) fn add_spans(&mut self, exporter: Arc<SpanExporter>) {
+        self.registry.register_collector(Box::new(SpanCollector(exporter)));
     }
 
     /// Records a request that reached the engine of a model and has ended.
     pub(crate) fn observe(&self, tenant: &str, model: usize, outcome: Outcome, summary: &Summary) {
         self.count(tenant, Some(model), outcome);
-        let name = self.names.get(model).map_or("", String::as_str);
+        let name = &self.models.name(model).unwrap_or_default();
         self.prompt_tokens.with(name, |counter| _ = counter.inc_by(summary.prompt_tokens as u64));
         self.generated_tokens.with(name, |counter| _ = counter.inc_by(summary.completion_tokens as u64));
         // Replies that were cut short would make the latencies look shorter.
@@ -218,7 +241,7 @@ impl Metrics {
 
     /// Returns the name of a model if series need it as a label.
     fn label(&self, model: usize) -> Option<String> {
-        self.names.get(model).filter(|_| self.names.len() > 1).cloned()
+        self.models.name(model).filter(|_| self.has_several)
     }
 
     pub(crate) fn count_websocket(&self, reason: &'static str) {
@@ -243,14 +266,24 @@ impl Metrics {
     }
 
     /// Returns all metrics as text, those of the engine and of the guards included.
-    pub(crate) fn render(&self, engines: &[(usize, EngineStats)], guards: &[GuardCount], format: Format) -> String {
+    pub(crate) fn render(
+        &self,
+        engines: &[(usize, EngineStats)],
+        guards: &[GuardCount],
+        memory: &[(usize, TenantMemory)],
+        format: Format,
+    ) -> String {
         let mut text = String::with_capacity(16 << 10);
         let mut registry = Registry::default();
         // A server whose only model has no engine, or is not loaded, shows zeros.
         let nothing = [(0, EngineStats::default())];
-        let engines = if engines.is_empty() && self.names.len() <= 1 { &nothing } else { engines };
+        let engines = if engines.is_empty() && !self.has_several { &nothing } else { engines };
         let labelled = engines.iter().map(|(model, stats)| (self.label(*model), *stats)).collect();
         registry.register_collector(Box::new(EngineCollector { engines: labelled, prefix: "pellucid_" }));
+        if !memory.is_empty() {
+            let labelled = memory.iter().map(|(model, memory)| (self.label(*model), memory.clone())).collect();
+            registry.register_collector(Box::new(TenantCollector(labelled)));
+        }
         if !guards.is_empty() {
             registry.register_collector(Box::new(GuardCollector(guards.to_vec())));
         }
@@ -270,7 +303,7 @@ impl Metrics {
     /// Returns gauges and counters under vLLM's names, which inference gateways read.
     fn vllm(&self, engines: &[(usize, EngineStats)]) -> VllmCollector {
         let one = |(model, stats): &(usize, EngineStats)| {
-            let name = self.names.get(*model).cloned().unwrap_or_default();
+            let name = self.models.name(*model).unwrap_or_default();
             let (mut prompt, mut generated) = (0, 0);
             self.prompt_tokens.with(&name, |counter| prompt = counter.get());
             self.generated_tokens.with(&name, |counter| generated = counter.get());

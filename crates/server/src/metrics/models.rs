@@ -1,5 +1,7 @@
 //! Metrics by model: the label that tells models apart, and which models are loaded.
 
+use std::sync::{Arc, PoisonError, RwLock};
+
 use prometheus_client::encoding::{EncodeLabelSet, LabelSetEncoder};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -97,6 +99,8 @@ struct UnloadLabels {
 /// Which models are loaded, how often, and how long that took.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelMetrics {
+    /// Ids of the models.
+    names: Arc<RwLock<Vec<String>>>,
     num_loaded: Gauge,
     memory: Family<ModelLabel, Gauge>,
     loads: Family<LoadLabels, Counter>,
@@ -105,8 +109,9 @@ pub(crate) struct ModelMetrics {
 }
 
 impl ModelMetrics {
-    pub(super) fn new(registry: &mut Registry) -> ModelMetrics {
+    pub(super) fn new(names: Vec<String>, registry: &mut Registry) -> ModelMetrics {
         let metrics = ModelMetrics {
+            names: Arc::new(RwLock::new(names)),
             num_loaded: Gauge::default(),
             memory: Family::default(),
             loads: Family::default(),
@@ -124,6 +129,17 @@ impl ModelMetrics {
 
     fn memory_of(&self, model: &str) -> impl std::ops::Deref<Target = Gauge> {
         self.memory.get_or_create(&ModelLabel { model: model.to_owned() })
+    }
+
+    /// Adds a model that is not loaded.
+    pub(crate) fn add(&self, model: &str) {
+        self.names.write().unwrap_or_else(PoisonError::into_inner).push(model.to_owned());
+        self.set_loaded(model, None);
+    }
+
+    /// Returns the id of a model.
+    pub(crate) fn name(&self, index: usize) -> Option<String> {
+        self.names.read().unwrap_or_else(PoisonError::into_inner).get(index).cloned()
     }
 
     /// Records a model at start: its bytes if it is loaded.

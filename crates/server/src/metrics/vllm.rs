@@ -36,11 +36,15 @@ const GAUGES: [Exported<f64>; 4] = [
     ("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc", |one| kv_use(&one.stats)),
 ];
 
-const COUNTERS: [Exported<u64>; 6] = [
+const COUNTERS: [Exported<u64>; 8] = [
     ("vllm:prompt_tokens", "As pellucid_prompt_tokens", |one| one.prompt),
     ("vllm:generation_tokens", "As pellucid_generated_tokens", |one| one.generated),
     ("vllm:num_preemptions", "As pellucid_preemptions", |one| one.stats.preemptions),
+    ("vllm:prefix_cache_queries", "Prompt tokens that were looked up in the prefix cache", |one| {
+        one.stats.looked_up_tokens
+    }),
     ("vllm:prefix_cache_hits", "As pellucid_prefix_hit_tokens, all scopes", |one| one.stats.cached_tokens),
+    ("vllm:spec_decode_num_drafts", "Drafts that the model checked", |one| one.stats.num_drafts),
     ("vllm:spec_decode_num_draft_tokens", "As pellucid_draft_tokens, all of them", |one| {
         one.stats.speculation.total().drafted
     }),
@@ -63,6 +67,47 @@ impl VllmCollector {
     }
 }
 
+/// Labels of the metric that tells the sizes of the KV cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CacheLabels {
+    model_name: String,
+    block_size: usize,
+    num_gpu_blocks: usize,
+}
+
+/// Labels of the metric that tells adapters (LoRA), of which there are none.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct AdapterLabels {
+    model_name: String,
+    max_lora: usize,
+    running_lora_adapters: &'static str,
+    waiting_lora_adapters: &'static str,
+}
+
+impl VllmCollector {
+    /// Writes the metrics whose values are in their labels.
+    fn encode_facts(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let one = ConstGauge::new(1i64);
+        let help = "Positions of a block of KV memory, and number of blocks on the device";
+        let mut family = encoder.encode_descriptor("vllm:cache_config_info", help, None, one.metric_type())?;
+        for VllmValues { labels, stats, .. } in &self.0 {
+            let (model_name, block_size) = (labels.model_name.clone(), stats.block_len);
+            let labels = CacheLabels { model_name, block_size, num_gpu_blocks: stats.num_blocks };
+            one.encode(family.encode_family(&labels)?)?;
+        }
+        let none = ConstGauge::new(0i64);
+        let help = "Adapters of running and waiting requests; this server has none";
+        let mut family = encoder.encode_descriptor("vllm:lora_requests_info", help, None, none.metric_type())?;
+        for VllmValues { labels, .. } in &self.0 {
+            let model_name = labels.model_name.clone();
+            let labels =
+                AdapterLabels { model_name, max_lora: 0, running_lora_adapters: "", waiting_lora_adapters: "" };
+            none.encode(family.encode_family(&labels)?)?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for VllmCollector {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
         for (name, help, value) in GAUGES {
@@ -71,6 +116,6 @@ impl Collector for VllmCollector {
         for (name, help, value) in COUNTERS {
             self.encode_one(&mut encoder, (name, help), |one| ConstCounter::new(value(one)))?;
         }
-        Ok(())
+        self.encode_facts(&mut encoder)
     }
 }

@@ -18,6 +18,10 @@ impl KeepAlive {
     /// Unloads a model as soon as its requests have ended.
     pub(crate) const UNLOAD: KeepAlive = KeepAlive::For(Duration::ZERO);
 
+    /// The texts that are read, for the OpenAPI document: a number, or numbers with units.
+    pub(crate) const PATTERN: &str = "^[-+]?([0-9]+\\.?[0-9]*|\\.[0-9]+|\
+                                      (([0-9]+\\.?[0-9]*|\\.[0-9]+)(ns|us|\u{b5}s|\u{3bc}s|ms|s|m|h))+)$";
+
     /// Returns the time for a number of seconds; a negative number is for ever. `None` if it is not a number.
     pub(crate) fn from_seconds(seconds: f64) -> Option<KeepAlive> {
         match seconds {
@@ -35,7 +39,9 @@ impl FromStr for KeepAlive {
     /// Reads a duration such as `90s`, `5m` or `1h30m`, or a number of seconds.
     fn from_str(text: &str) -> Result<KeepAlive, String> {
         let expected = || "expected a duration such as 5m or 1h30m, a number of seconds, or -1 for ever".to_owned();
-        if let Ok(seconds) = text.parse::<f64>() {
+        // Go, whose durations these are, has no exponents and no infinity.
+        let is_plain = |c: char| c.is_ascii_digit() || matches!(c, '.' | '-' | '+');
+        if let (true, Ok(seconds)) = (text.chars().all(is_plain), text.parse::<f64>()) {
             return KeepAlive::from_seconds(seconds).ok_or_else(expected);
         }
         let (sign, mut rest) = match text.strip_prefix('-') {
@@ -53,7 +59,8 @@ impl FromStr for KeepAlive {
             let end = rest.find(|c: char| c.is_ascii_digit() || c == '.').unwrap_or(rest.len());
             let unit = match &rest[..end] {
                 "ns" => 1e-9,
-                "us" | "µs" => 1e-6,
+                // Two letters of the same shape: the micro sign and the Greek mu.
+                "us" | "\u{b5}s" | "\u{3bc}s" => 1e-6,
                 "ms" => 1e-3,
                 "s" => 1.0,
                 "m" => 60.0,
@@ -93,11 +100,17 @@ mod tests {
             ("90", seconds(90.0)),
             ("-1", Ok(KeepAlive::Forever)),
             ("-5m", Ok(KeepAlive::Forever)),
-            ("1e300", Ok(KeepAlive::Forever)),
+            ("+5.m", seconds(300.0)),
+            (".5h", seconds(1800.0)),
+            ("5\u{b5}s", seconds(5e-6)),
+            ("5\u{3bc}s", seconds(5e-6)),
+            (&"9".repeat(300), Ok(KeepAlive::Forever)),
+            (&"9".repeat(400), Ok(KeepAlive::Forever)),
         ] {
             assert_eq!(text.parse(), expected, "{text}");
         }
-        for text in ["", "-", "m", "5 m", "5x", "five", "1h30", "NaN", "1..5s"] {
+        for text in ["", "-", "m", "5 m", "5x", "five", "1h30", "NaN", "1..5s", ".", ".s", "+-5", "5m-3m", "1e5", "inf"]
+        {
             assert!(text.parse::<KeepAlive>().is_err(), "{text}");
         }
     }

@@ -44,7 +44,7 @@ pub(super) enum Fit {
 }
 
 impl Bounds {
-    fn allow(&self, bytes: u64, num_loaded: usize) -> bool {
+    pub(super) fn allow(&self, bytes: u64, num_loaded: usize) -> bool {
         self.max_bytes.is_none_or(|max| bytes <= max) && self.max_loaded.is_none_or(|max| num_loaded <= max)
     }
 

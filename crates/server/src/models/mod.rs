@@ -6,7 +6,9 @@
 //!
 //! `docs/models.md` describes the rules for operators.
 
+mod additions;
 pub(crate) mod choice;
+mod entries;
 mod keep_alive;
 pub(crate) mod lease;
 mod loading;
@@ -14,6 +16,7 @@ mod memory;
 pub(crate) mod registry;
 pub(crate) mod routes;
 pub(crate) mod status;
+mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
@@ -80,6 +83,12 @@ pub trait LoadModel: fmt::Debug + Send + Sync {
     /// Loads the model, whose names must be those of its [`ServedModel`]. Calls `on_progress` with the loaded part of
     /// the weights, from 0 to 1. An error is written to the log, and clients are only told that there was one.
     fn load(&self, on_progress: Box<dyn FnMut(f32) + Send>) -> Result<OpenModel, String>;
+}
+
+/// Finds models that come while the server runs. The program implements it.
+pub trait FindModels: fmt::Debug + Send + Sync {
+    /// Returns the models that can be served and were not returned before. They must be loaded on demand.
+    fn find_new(&self) -> Vec<ServedModel>;
 }
 
 /// Origin of a served model.
@@ -171,13 +180,15 @@ pub struct ServedModels {
     pub max_waiting: usize,
     /// Time that an unused model stays loaded.
     pub keep_alive: KeepAlive,
+    /// Finds models that come later; `None` if the models stay as they are.
+    pub finder: Option<Arc<dyn FindModels>>,
 }
 
 impl ServedModels {
     /// Returns models without bounds.
     pub fn new(models: Vec<ServedModel>) -> ServedModels {
         let keep_alive = KeepAlive::Forever;
-        ServedModels { models, max_memory_bytes: None, max_loaded: None, max_waiting: 256, keep_alive }
+        ServedModels { models, max_memory_bytes: None, max_loaded: None, max_waiting: 256, keep_alive, finder: None }
     }
 }
 

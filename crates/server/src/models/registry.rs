@@ -3,34 +3,43 @@
 //! One lock guards all states, and no work is done under it. `changed` wakes those who wait for a state. A model takes
 //! memory from the moment at which loading it begins until the thread that unloads it has dropped it; `memory::Bounds`
 //! is asked before each load, so that the models together never take more than the operator allows.
+//! `waiting` says who waits for which model.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use pellucid_engine::{EngineStats, Liveness};
+use pellucid_engine::{EngineStats, Liveness, TenantId};
 use pellucid_generate::{GuardCount, LoadedEmbedder, LoadedModel};
 use tokio::sync::watch;
 
+use super::entries::Entries;
 use super::lease::{Lease, Served};
 use super::loading::{self, Unloaded};
-use super::memory::{Bounds, Fit, Occupant, Use};
+use super::memory::{Bounds, Fit};
 use super::status::bytes_text;
-use super::{KeepAlive, ModelSource, OpenModel, ServedModel, ServedModels};
+use super::waiting::NO_TICKET;
+use super::{FindModels, KeepAlive, ModelSource, OpenModel, ServedModel, ServedModels};
 use crate::http::error::{ApiError, RETRY_SOON_S};
+use crate::metrics::TenantMemory;
 use crate::metrics::models::ModelMetrics;
 
 /// The models of a server with their states.
 #[derive(Debug)]
 pub(crate) struct Models {
-    pub(super) entries: Vec<ServedModel>,
-    bounds: Bounds,
-    max_waiting: usize,
+    pub(super) entries: Entries,
+    pub(super) finder: Option<Arc<dyn FindModels>>,
+    /// Locked while models are looked for.
+    pub(super) looking: Mutex<()>,
+    pub(super) bounds: Bounds,
+    pub(super) max_waiting: usize,
+    pub(super) next_ticket: AtomicU64,
     keep_alive: KeepAlive,
     slots: Mutex<Vec<Slot>>,
     /// Notified after every change of a state.
-    changed: watch::Sender<()>,
-    num_tenants: AtomicUsize,
+    pub(super) changed: watch::Sender<()>,
+    pub(super) num_tenants: AtomicUsize,
     pub(super) metrics: ModelMetrics,
     /// Time at which the server started, in seconds since 1970.
     pub(super) started: u64,
@@ -42,12 +51,16 @@ pub(super) struct Slot {
     pub(super) state: State,
     /// Leases that requests hold.
     pub(super) num_leases: usize,
-    /// Requests that wait for the model.
-    pub(super) num_waiting: usize,
+    /// Requests that wait for the model, by their tickets, with their tenants.
+    pub(super) waiting: BTreeMap<u64, TenantId>,
+    /// Whether those requests wait because other models are in use.
+    pub(super) is_blocked: bool,
+    /// Requests with tickets below this one waited when the model was loaded, and get it.
+    pub(super) admitted_before: u64,
     pub(super) last_used: Instant,
     pub(super) keep_alive: KeepAlive,
     /// Number of attempts to load the model that failed.
-    num_failures: u64,
+    pub(super) num_failures: u64,
 }
 
 #[derive(Debug)]
@@ -59,47 +72,37 @@ pub(super) enum State {
     Unloading,
 }
 
-/// Counts a request as waiting for a model, until it is dropped.
-struct Waiting<'a> {
-    models: &'a Models,
-    index: usize,
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.models.lock()[self.index].num_waiting -= 1;
-        self.models.notify();
+impl Slot {
+    fn is_used(&self) -> bool {
+        self.num_leases > 0 || !self.waiting.is_empty()
     }
 }
 
 impl Models {
     pub(crate) fn new(served: ServedModels, metrics: ModelMetrics) -> Models {
-        let ServedModels { models, max_memory_bytes, max_loaded, max_waiting, keep_alive } = served;
-        let slot = |model: &ServedModel| Slot {
-            state: match &model.source {
-                ModelSource::Fixed(open) => State::Ready(open.clone()),
-                ModelSource::OnDemand(_) => State::Unloaded,
-            },
-            num_leases: 0,
-            num_waiting: 0,
-            last_used: Instant::now(),
-            keep_alive,
-            num_failures: 0,
-        };
+        let ServedModels { models, max_memory_bytes, max_loaded, max_waiting, keep_alive, finder } = served;
         for model in &models {
             metrics.set_loaded(&model.id, if model.is_fixed() { Some(model.memory_bytes) } else { None });
         }
         Models {
-            slots: Mutex::new(models.iter().map(slot).collect()),
-            entries: models,
+            slots: Mutex::new(models.iter().map(|model| slot(model, keep_alive)).collect()),
+            entries: Entries::new(models, finder.is_some()),
+            finder,
+            looking: Mutex::default(),
             bounds: Bounds { max_bytes: max_memory_bytes, max_loaded },
             max_waiting,
+            next_ticket: AtomicU64::new(0),
             keep_alive,
             changed: watch::Sender::new(()),
             num_tenants: AtomicUsize::new(1),
             metrics,
             started: super::unix_time(),
         }
+    }
+
+    /// Returns the state of a model that is added.
+    pub(super) fn slot(&self, model: &ServedModel) -> Slot {
+        slot(model, self.keep_alive)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
@@ -116,7 +119,7 @@ impl Models {
     }
 
     /// The models, in the order in which they were given.
-    pub(crate) fn entries(&self) -> &[ServedModel] {
+    pub(crate) fn entries(&self) -> &Entries {
         &self.entries
     }
 
@@ -177,6 +180,25 @@ impl Models {
         stats
     }
 
+    /// Returns the KV memory of tenants in every loaded engine, with its model's index. Tenants have the names that
+    /// `name_of` gives them.
+    pub(crate) fn tenant_memory(&self, name_of: impl Fn(TenantId) -> Option<String>) -> Vec<(usize, TenantMemory)> {
+        let mut found = Vec::new();
+        self.for_each_ready(|index, open| {
+            if let OpenModel::Text(model) = open {
+                let bytes = model.engine.bytes_per_block() as u64;
+                let named =
+                    model.engine.last_usages().into_iter().filter_map(|(id, usage)| Some((name_of(id)?, usage)));
+                found.extend(named.map(|(tenant, usage)| {
+                    let [in_use, idle, reserved] =
+                        [usage.in_use, usage.idle, usage.reserved].map(|blocks| blocks as u64 * bytes);
+                    (index, TenantMemory { tenant, in_use, idle, reserved })
+                }));
+            }
+        });
+        found
+    }
+
     /// Returns the verdicts of the guards of the loaded models; all models of a server have the same guards.
     pub(crate) fn guard_counts(&self) -> Vec<GuardCount> {
         let mut counts = Vec::new();
@@ -192,10 +214,18 @@ impl Models {
 
     /// Returns a lease of a model that is loaded; `None` if it has to be loaded first.
     pub(crate) fn lease_ready<M: Served>(self: &Arc<Models>, index: usize) -> Option<Lease<M>> {
-        self.lease_in(&mut self.lock(), index)
+        self.lease_in(&mut self.lock(), index, NO_TICKET)
     }
 
-    fn lease_in<M: Served>(self: &Arc<Models>, slots: &mut [Slot], index: usize) -> Option<Lease<M>> {
+    pub(super) fn lease_in<M: Served>(
+        self: &Arc<Models>,
+        slots: &mut [Slot],
+        index: usize,
+        ticket: u64,
+    ) -> Option<Lease<M>> {
+        if self.makes_way(slots, index, ticket) {
+            return None;
+        }
         let slot = &mut slots[index];
         let State::Ready(open) = &slot.state else { return None };
         if self.is_lost(index, slot, open) {
@@ -209,7 +239,7 @@ impl Models {
     }
 
     /// Whether the engine of a model has stopped, and loading the model again would start another one.
-    fn is_lost(&self, index: usize, slot: &Slot, open: &OpenModel) -> bool {
+    pub(super) fn is_lost(&self, index: usize, slot: &Slot, open: &OpenModel) -> bool {
         slot.num_leases == 0 && !self.entries[index].is_fixed() && open.liveness() == Liveness::Stopped
     }
 
@@ -236,101 +266,13 @@ impl Models {
         }
     }
 
-    /// Waits until a model is loaded, which begins now if it has not, and returns a lease.
-    pub(crate) async fn acquire<M: Served>(
-        self: &Arc<Models>,
-        index: usize,
-        timeout: Duration,
-    ) -> Result<Lease<M>, ApiError> {
-        let deadline = tokio::time::Instant::now() + timeout;
-        let mut changed = self.changed.subscribe();
-        let (_waiting, num_failures) = self.start_waiting(index)?;
-        loop {
-            changed.borrow_and_update();
-            if let Some(lease) = self.attempt(index, num_failures)? {
-                return Ok(lease);
-            }
-            if tokio::time::timeout_at(deadline, changed.changed()).await.is_err() {
-                let name = &self.entries[index].id;
-                let message = format!("the model {name:?} was not loaded within {} s", timeout.as_secs());
-                return Err(ApiError::unavailable("model_loading", message, RETRY_SOON_S));
-            }
-        }
-    }
-
-    /// Counts a request that waits, which protects the model from being unloaded. Returns the failures so far too.
-    fn start_waiting(&self, index: usize) -> Result<(Waiting<'_>, u64), ApiError> {
-        let slot = &mut self.lock()[index];
-        if slot.num_waiting >= self.max_waiting {
-            return Err(pellucid_engine::Error::QueueFull.into());
-        }
-        slot.num_waiting += 1;
-        Ok((Waiting { models: self, index }, slot.num_failures))
-    }
-
-    /// Returns a lease if the model is loaded. Begins to load it if that is possible now, or says why it is not.
-    fn attempt<M: Served>(self: &Arc<Models>, index: usize, num_failures: u64) -> Result<Option<Lease<M>>, ApiError> {
-        let mut slots = self.lock();
-        if let Some(lease) = self.lease_in(&mut slots, index) {
-            return Ok(Some(lease));
-        }
-        let slot = &slots[index];
-        match &slot.state {
-            State::Ready(open) if self.is_lost(index, slot, open) => self.start_unload(&mut slots, index, "stopped"),
-            // A model of another purpose than its description says.
-            State::Ready(_) => return Err(ApiError::internal()),
-            State::Unloaded if slot.num_failures > num_failures => return Err(self.load_failed(index)),
-            State::Unloaded => match self.bounds.fit(self.entries[index].memory_bytes, &self.occupants(&slots)) {
-                Fit::Unload(others) => self.start_load(&mut slots, index, &others)?,
-                Fit::Wait => {}
-                Fit::No { bytes_in_use, num_in_use } => return Err(self.does_not_fit(index, bytes_in_use, num_in_use)),
-            },
-            State::Loading(_) | State::Unloading => {}
-        }
-        Ok(None)
-    }
-
-    fn occupants(&self, slots: &[Slot]) -> Vec<Occupant<Instant>> {
-        let occupant = |(entry, slot): (&ServedModel, &Slot)| Occupant {
-            bytes: entry.memory_bytes,
-            use_: match slot.state {
-                State::Unloaded => Use::None,
-                State::Unloading => Use::Leaving,
-                State::Ready(_) if !entry.is_fixed() && slot.num_leases + slot.num_waiting == 0 => {
-                    Use::Idle(slot.last_used)
-                }
-                State::Ready(_) | State::Loading(_) => Use::Busy,
-            },
-        };
-        self.entries.iter().zip(slots).map(occupant).collect()
-    }
-
-    fn load_failed(&self, index: usize) -> ApiError {
-        let message =
-            format!("the model {:?} cannot be loaded; the log of the server says why", self.entries[index].id);
-        ApiError::unavailable("model_load_failed", message, 10).param("model")
-    }
-
-    fn does_not_fit(&self, index: usize, bytes_in_use: u64, num_in_use: usize) -> ApiError {
-        let ServedModel { id, memory_bytes, .. } = &self.entries[index];
-        let message = match self.bounds.max_bytes {
-            Some(max) if bytes_in_use.saturating_add(*memory_bytes) > max => format!(
-                "the model {id:?} needs {} of memory, but of the {} for all models, {} are in use by models that \
-                 cannot be unloaded now",
-                bytes_text(*memory_bytes),
-                bytes_text(max),
-                bytes_text(bytes_in_use)
-            ),
-            _ => format!(
-                "the model {id:?} cannot be loaded now: at most {} models may be loaded, and {num_in_use} are in use",
-                self.bounds.max_loaded.unwrap_or(usize::MAX)
-            ),
-        };
-        ApiError::unavailable("model_does_not_fit", message, RETRY_SOON_S).param("model")
-    }
-
     /// Begins to load a model on a thread of its own, which unloads `others` first.
-    fn start_load(self: &Arc<Models>, slots: &mut [Slot], index: usize, others: &[usize]) -> Result<(), ApiError> {
+    pub(super) fn start_load(
+        self: &Arc<Models>,
+        slots: &mut [Slot],
+        index: usize,
+        others: &[usize],
+    ) -> Result<(), ApiError> {
         let others: Vec<Unloaded> = others.iter().filter_map(|other| take(slots, *other, "memory")).collect();
         let indexes: Vec<usize> = others.iter().map(|other| other.index).chain([index]).collect();
         slots[index].state = State::Loading(0.0);
@@ -348,7 +290,7 @@ impl Models {
 
     /// Begins to unload a model on a thread of its own: freeing gigabytes takes time. Does nothing to one that is not
     /// loaded.
-    fn start_unload(self: &Arc<Models>, slots: &mut [Slot], index: usize, reason: &'static str) {
+    pub(super) fn start_unload(self: &Arc<Models>, slots: &mut [Slot], index: usize, reason: &'static str) {
         let Some(unloaded) = take(slots, index, reason) else { return };
         let models = self.clone();
         let started = std::thread::Builder::new().name("unload".into()).spawn(move || {
@@ -366,7 +308,7 @@ impl Models {
         let mut slots = self.lock();
         for (index, entry) in self.entries.iter().enumerate().filter(|(_, entry)| !entry.is_fixed()) {
             let needed = bytes_text(entry.memory_bytes);
-            match self.bounds.fit(entry.memory_bytes, &self.occupants(&slots)) {
+            match self.fit(&slots, index) {
                 // A model that is not to stay loaded would be unloaded at once.
                 Fit::Unload(others) if others.is_empty() && self.keep_alive != KeepAlive::UNLOAD => {
                     tracing::info!(model = entry.id, memory = needed, "this model is loaded now");
@@ -393,6 +335,7 @@ impl Models {
         match loaded {
             Some(open) => {
                 open.set_num_tenants(self.num_tenants.load(Ordering::SeqCst));
+                slot.admitted_before = self.next_ticket.load(Ordering::Relaxed);
                 slot.state = State::Ready(open);
             }
             None => {
@@ -407,7 +350,7 @@ impl Models {
     /// Unloads a model if it is idle and its time is over. Returns the time at which that will be.
     fn unload_if_expired(self: &Arc<Models>, slots: &mut [Slot], index: usize, now: Instant) -> Option<Instant> {
         let slot = &slots[index];
-        let is_idle = matches!(slot.state, State::Ready(_)) && slot.num_leases + slot.num_waiting == 0;
+        let is_idle = matches!(slot.state, State::Ready(_)) && !slot.is_used();
         let KeepAlive::For(time) = slot.keep_alive else { return None };
         if !is_idle || self.entries[index].is_fixed() {
             return None;
@@ -454,6 +397,23 @@ impl Models {
                 return;
             }
         }
+    }
+}
+
+/// Returns the state of a model at first.
+fn slot(model: &ServedModel, keep_alive: KeepAlive) -> Slot {
+    Slot {
+        state: match &model.source {
+            ModelSource::Fixed(open) => State::Ready(open.clone()),
+            ModelSource::OnDemand(_) => State::Unloaded,
+        },
+        num_leases: 0,
+        waiting: BTreeMap::new(),
+        is_blocked: false,
+        admitted_before: 0,
+        last_used: Instant::now(),
+        keep_alive,
+        num_failures: 0,
     }
 }
 

@@ -39,10 +39,10 @@ pub(crate) async fn load(
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
     let (index, name) = read(&app, &caller, request).await?;
-    let timeout = app.limits.request_timeout;
+    let (tenant, timeout) = (caller.tenant.id, app.limits.request_timeout);
     match app.models.entries()[index].purpose {
-        Purpose::Text => drop(app.models.acquire::<LoadedModel>(index, timeout).await?),
-        Purpose::Vectors => drop(app.models.acquire::<LoadedEmbedder>(index, timeout).await?),
+        Purpose::Text => drop(app.models.acquire::<LoadedModel>(index, tenant, timeout).await?),
+        Purpose::Vectors => drop(app.models.acquire::<LoadedEmbedder>(index, tenant, timeout).await?),
     }
     card(&app, &caller, &name)
 }

@@ -61,7 +61,7 @@ impl Models {
             expires_at,
             device: sees_activity.then(|| entry.device.clone()).filter(|device| !device.is_empty()),
             requests: sees_activity.then_some(slot.num_leases),
-            waiting: sees_activity.then_some(slot.num_waiting),
+            waiting: sees_activity.then_some(slot.waiting.len()),
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, read_body};
 use crate::models::lease::VectorLease;
-use crate::openai::embeddings::{self, Computed, EmbeddingJob, EmbeddingRequest};
+use crate::openai::embeddings::{self, Computed, EmbeddingJob, EmbeddingRequest, Text};
 use crate::openai::openapi::schemas;
 use crate::reply::parts::{self, JsonParts};
 use crate::state::SharedApp;
@@ -38,6 +38,7 @@ pub(crate) struct OllamaEmbedRequest {
     #[schema(schema_with = schemas::empty_object, required = false)]
     options: (),
     /// Time that the model stays loaded: a duration or seconds, 0 to unload it after the reply, -1 to keep it.
+    #[schema(schema_with = super::schemas::keep_alive, required = false)]
     keep_alive: Option<String>,
 }
 
@@ -71,7 +72,7 @@ fn read(value: Json, model: &VectorLease) -> Result<EmbeddingJob, ApiError> {
     fields.finish()?;
     let request = EmbeddingRequest {
         model: plain.unwrap_or(&name).to_owned(),
-        input: embeddings::read_input(input)?,
+        input: read_texts(input)?,
         encoding_format: Default::default(),
         dimensions,
         normalize: Some(true),
@@ -79,6 +80,16 @@ fn read(value: Json, model: &VectorLease) -> Result<EmbeddingJob, ApiError> {
         user: None,
     };
     request.job(model)
+}
+
+/// Reads a text or a list of texts. Ollama has no token ids here, unlike OpenAI's API.
+fn read_texts(value: Json) -> Result<Vec<Text>, ApiError> {
+    if let Json::Array(values) = &value
+        && let Some(other) = values.iter().find(|value| !matches!(value, Json::String(_)))
+    {
+        return Err(fields::wrong_type("input", "a string or a list of strings", other));
+    }
+    embeddings::read_input(value)
 }
 
 /// Compute vectors of texts

@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 
-use pellucid_generate::{LoadedModel, ModelDetails, utc_at};
+use pellucid_generate::{LoadedEmbedder, LoadedModel, ModelDetails, utc_at};
 use serde_json::{Value, json};
 
 use super::reply::models_time;
-use super::request::{can_think, known_name};
+use super::request::can_think;
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
 use crate::models::registry::Models;
 use crate::models::{OpenModel, ServedModel};
-use crate::openai::shared_fields::check_model;
 
 /// Version of Ollama whose API this is; clients compare it with the one that they need.
 pub(super) const API_VERSION: &str = "0.12.0";
@@ -84,8 +83,8 @@ pub(super) fn running(models: &Models, tenant: &Tenant, is_on_gpu: bool) -> Valu
     json!({ "models": running })
 }
 
-/// Reads a request of `/api/show` and returns its reply.
-pub(super) fn show(value: Json, model: &LoadedModel) -> Result<Value, ApiError> {
+/// Reads a request of `/api/show` and returns the name in it.
+pub(super) fn read_show(value: Json) -> Result<String, ApiError> {
     let mut fields = Fields::of(value)?;
     let name = match fields.take("name") {
         Some(name) if !fields.has("model") => name,
@@ -95,7 +94,11 @@ pub(super) fn show(value: Json, model: &LoadedModel) -> Result<Value, ApiError> 
     let name = fields::string("model", name, MAX_WORD_LEN)?;
     fields.boolean("verbose")?;
     fields.finish()?;
-    check_model(&known_name(name, model), model)?;
+    Ok(name)
+}
+
+/// Describes a model that generates text, for `/api/show`.
+pub(super) fn show_text(model: &LoadedModel) -> Value {
     let mut capabilities = vec!["completion"];
     if model.template.is_some() {
         capabilities.push("tools");
@@ -103,18 +106,41 @@ pub(super) fn show(value: Json, model: &LoadedModel) -> Result<Value, ApiError> 
     if can_think(model) {
         capabilities.push("thinking");
     }
-    let family = &model.details.family;
-    Ok(json!({
-        "template": model.template.as_ref().map_or("", |template| template.source()),
+    let template = model.template.as_ref().map_or("", |template| template.source());
+    let mut shown = description(&model.details, model.context_len, model.vocab_size, model.created);
+    shown["template"] = template.into();
+    shown["capabilities"] = json!(capabilities);
+    shown
+}
+
+/// Describes a model that computes vectors, for `/api/show`. `facts` are those of its files.
+pub(super) fn show_vectors(model: &LoadedEmbedder, facts: &ModelDetails) -> Value {
+    let info = model.info();
+    let mut facts = facts.clone();
+    if facts.family.is_empty() {
+        facts.family.clone_from(&info.architecture);
+    }
+    let mut shown = description(&facts, info.context_len, info.vocab_size, model.created);
+    if !info.scores_pairs {
+        shown["model_info"][format!("{}.embedding_length", facts.family)] = info.num_dimensions.into();
+    }
+    shown["capabilities"] = json!([if info.scores_pairs { "rerank" } else { "embedding" }]);
+    shown
+}
+
+/// Returns the members of a description that every kind of model has.
+fn description(facts: &ModelDetails, context_len: usize, vocab_size: usize, created: u64) -> Value {
+    let family = &facts.family;
+    json!({
+        "template": "",
         "parameters": "",
-        "details": details(&model.details),
+        "details": details(facts),
         "model_info": {
             "general.architecture": family,
-            "general.parameter_count": model.details.num_parameters,
-            format!("{family}.context_length"): model.context_len,
-            format!("{family}.vocab_size"): model.vocab_size,
+            "general.parameter_count": facts.num_parameters,
+            format!("{family}.context_length"): context_len,
+            format!("{family}.vocab_size"): vocab_size,
         },
-        "capabilities": capabilities,
-        "modified_at": models_time(utc_at(model.created)),
-    }))
+        "modified_at": models_time(utc_at(created)),
+    })
 }

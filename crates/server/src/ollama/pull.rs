@@ -22,7 +22,7 @@ use crate::http::error::{ApiError, ErrorBody, RETRY_SOON_S};
 use crate::http::fields::{self, Fields};
 use crate::http::json::Json;
 use crate::http::routes::{BodyRefusals, Refusals, receive_body};
-use crate::limits::tenants::Permit;
+use crate::limits::permit::Permit;
 use crate::reply::respond::{json as json_response, shutting_down};
 use crate::state::SharedApp;
 
@@ -60,8 +60,8 @@ type Line = Result<Value, String>;
 
 /// Download a model into the server's store
 ///
-/// Streams lines of JSON unless `stream` is false. Needs a key with the right `pull`. The server does not load the
-/// model.
+/// Streams lines of JSON unless `stream` is false. Needs a key with the right `pull`. A server of several
+/// models, or of a folder, serves the model from then on.
 #[utoipa::path(post, path = "/api/pull", tag = "Ollama", request_body = OllamaPullRequest, responses(
     (status = 200, description = "Lines of progress, of which the last has the status `success`, or that line alone",
      content((Object = "application/json"), (String = "application/x-ndjson"))),
@@ -87,8 +87,12 @@ pub(crate) async fn pull(
         return Err(ApiError::unavailable("pull_in_progress", message, RETRY_SOON_S));
     };
     let (sender, mut lines) = mpsc::channel::<Line>(MAX_WAITING_LINES);
+    let models = app.models.clone();
     let work = move || {
         let result = puller.pull(&name, report_to(sender.clone()));
+        if result.is_ok() {
+            models.look_for_models();
+        }
         drop(only);
         // Nobody waits if this fails.
         let _ = sender.blocking_send(result.map(|()| json!({ "status": "success" })));

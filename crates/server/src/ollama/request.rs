@@ -9,6 +9,7 @@ use crate::http::json::Json;
 use crate::limits::tenants::Tenant;
 use crate::models::KeepAlive;
 use crate::models::lease::TextLease;
+use crate::openai::shared_fields::check_model;
 use crate::reply::Spec;
 use crate::state::Limits;
 use crate::translation::{ChatBody, Paths};
@@ -116,7 +117,10 @@ fn raw(
 /// Reads the fields that both routes have. Returns how long the model is to stay loaded.
 fn read_common(fields: &mut Fields, model: &TextLease, body: &mut ChatBody) -> Result<Option<KeepAlive>, ApiError> {
     let name = fields::string("model", fields.required("model")?, MAX_WORD_LEN)?;
-    body.set("model", Some(Json::String(known_name(name, model))), "model");
+    let name = known_name(name, model);
+    // Loading and unloading need no more than the name.
+    check_model(&name, model)?;
+    body.set("model", Some(Json::String(name)), "model");
     // This API streams unless told otherwise.
     body.set("stream", Some(Json::Bool(fields.boolean("stream")?.unwrap_or(true))), "stream");
     messages::read_format(fields, body)?;
@@ -131,7 +135,7 @@ fn read_common(fields: &mut Fields, model: &TextLease, body: &mut ChatBody) -> R
 }
 
 /// Returns a name without the tag `latest`, which clients add, if that is how the model is called.
-pub(super) fn known_name(name: String, model: &LoadedModel) -> String {
+fn known_name(name: String, model: &LoadedModel) -> String {
     let plain = name.strip_suffix(":latest").unwrap_or(&name);
     if model.names().any(|own| own == name) || !model.names().any(|own| own == plain) {
         return name;
@@ -151,7 +155,7 @@ fn finish(
     model: &LoadedModel,
     paths: &Paths,
 ) -> Result<Task, ApiError> {
-    let mut spec = spec.map_err(|error| paths.translate(error))?;
+    let mut spec = paths.translate_spec(spec)?;
     let Some(num_ctx) = num_ctx else { return Ok(Task::Reply(Box::new(spec))) };
     let path = "options.num_ctx";
     if num_ctx > model.context_len {

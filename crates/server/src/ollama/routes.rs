@@ -4,6 +4,7 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, Response};
+use pellucid_generate::{LoadedEmbedder, LoadedModel};
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
@@ -15,10 +16,10 @@ use super::schemas::{OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::json::Json;
-use crate::http::routes::{BodyRefusals, Refusals, read_body};
+use crate::http::routes::{BodyRefusals, Refusals, read_body, receive_body};
 use crate::limits::tenants::Tenant;
-use crate::models::KeepAlive;
 use crate::models::lease::TextLease;
+use crate::models::{KeepAlive, Purpose};
 use crate::reply::respond::{json as json_response, respond};
 use crate::state::{App, SharedApp};
 
@@ -93,8 +94,16 @@ pub(crate) async fn show(
     Extension(caller): Extension<Caller>,
     request: Request<Body>,
 ) -> Result<Response<Body>, ApiError> {
-    let read = |value, model: &TextLease| models::show(value, model);
-    let (shown, _admission) = read_body(&app, &caller, request, false, read).await?;
+    let (body, _permit) = receive_body(&app, &caller, request, false).await?;
+    let name = body.parse_apart(caller.tenant.clone(), models::read_show).await?;
+    let index = app.models.find_or_refuse(&name, &caller.tenant)?;
+    let (entry, tenant, timeout) = (&app.models.entries()[index], caller.tenant.id, app.limits.request_timeout);
+    let shown = match entry.purpose {
+        Purpose::Text => models::show_text(&*app.models.acquire::<LoadedModel>(index, tenant, timeout).await?),
+        Purpose::Vectors => {
+            models::show_vectors(&*app.models.acquire::<LoadedEmbedder>(index, tenant, timeout).await?, &entry.details)
+        }
+    };
     Ok(json_response(shown.to_string()))
 }
 

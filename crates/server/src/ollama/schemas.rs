@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::models::KeepAlive;
+
 /// The request of `/api/chat`.
 #[derive(Debug)]
 pub(crate) struct OllamaChatRequest;
@@ -91,9 +93,18 @@ fn common() -> Value {
         "format": { "description": "`json`, or a schema", "anyOf": [
             { "type": "string", "enum": ["json", ""] }, { "type": "object" }, { "type": "null" }] },
         "options": { "type": ["object", "null"], "description": "Sampling options, `num_predict`, `num_ctx`, `stop`" },
-        "keep_alive": { "anyOf": [{ "type": "string" }, { "type": "number" }, { "type": "null" }] },
+        "keep_alive": keep_alive(),
         "think": { "anyOf": [{ "type": "boolean" }, { "type": "string" }, { "type": "null" }] },
     })
+}
+
+/// A duration in the form of `KeepAlive::from_str`, or a number of seconds.
+pub(super) fn keep_alive() -> RefOr<Schema> {
+    let schema = json!({
+        "description": "Time that the model stays loaded: a duration such as `5m` or seconds, 0 to unload it after the \
+                        reply, negative to keep it",
+        "anyOf": [{ "type": "string", "pattern": KeepAlive::PATTERN }, { "type": "number" }, { "type": "null" }] });
+    serde_json::from_value(schema).expect("the JSON in this file is a schema")
 }
 
 fn object(properties: &Value) -> RefOr<Schema> {

@@ -1,5 +1,7 @@
 //! `/v1/chat/completions`: reads a chat request and turns it into a request to the engine.
 
+use std::sync::Arc;
+
 use pellucid_generate::{EncodedChat, LoadedModel, PromptEnd, PromptRequest, ToolRules};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
@@ -107,8 +109,13 @@ impl ChatRequest {
         }
         let mut prompt = PromptRequest::chat(request);
         prompt.turns = chat.conversation.turns(model)?;
+        let mut not_enforced = Arc::default();
         match (rules, output) {
-            (Some(rules), _) => tools::plan(rules, output, model, tenant, shared.beam_width)?.apply(&mut prompt),
+            (Some(rules), _) => {
+                let plan = tools::plan(rules, output, model, tenant, shared.beam_width)?;
+                plan.apply(&mut prompt);
+                not_enforced = plan.not_enforced().into();
+            }
             (None, Some(output)) => {
                 prompt.request.constraint = Some(output.compile(model, tenant, shared.beam_width)?);
             }
@@ -133,6 +140,7 @@ impl ChatRequest {
             service_tier: shared.client.tier_used(),
             may_call: rules.is_some(),
             has_grammar,
+            not_enforced,
             stop: shared.stop,
         })
     }

@@ -1,5 +1,7 @@
 //! `/v1/completions`: reads a request to continue texts and turns it into requests to the engine.
 
+use std::sync::Arc;
+
 use pellucid_generate::{FillInTokens, LoadedModel, PromptRequest};
 use pellucid_sampling::MAX_LOGPROBS;
 use utoipa::ToSchema;
@@ -154,6 +156,7 @@ impl CompletionRequest {
             user: shared.end_user(),
             service_tier: shared.client.tier_used(),
             may_call: false,
+            not_enforced: Arc::default(),
             has_grammar: shared.structured_output.is_some(),
             stop: shared.stop,
         })

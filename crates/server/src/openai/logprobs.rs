@@ -78,7 +78,7 @@ fn bytes_at(tokenizer: &Tokenizer, token: &ReplyToken, id: u32) -> Vec<u8> {
 
 /// Returns a token's text. Bytes that are not valid UTF-8 are spelled out, so that different tokens have different
 /// texts.
-fn text_of(bytes: &[u8]) -> String {
+pub(crate) fn text_of(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
         Err(_) => bytes.iter().fold("bytes:".to_owned(), |text, byte| text + &format!("\\x{byte:02x}")),
@@ -213,6 +213,7 @@ pub(crate) fn trace(shown: &ReplyTrace, tokenizer: &Tokenizer) -> Value {
         "id": trace.draw.winner.id,
         "text": text(trace.draw.winner.id),
         "logprob": number(trace.logprob),
+        "batch_size": shown.batch_size,
         "steps": trace.steps.iter().map(step).collect::<Vec<_>>(),
         "draw": {
             "entrants": trace.draw.entrants,

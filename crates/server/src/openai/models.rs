@@ -42,11 +42,23 @@ pub(crate) struct ModelCard {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     sampling_defaults: Option<serde_json::Value>,
+    /// A block of keys and values. Absent for models that compute vectors, and while the model is not loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_block: Option<KvBlockCard>,
     /// The vectors of a model that computes them. Absent while the model is not loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     embedding: Option<EmbeddingCard>,
     /// Whether the model is loaded, and what it takes.
     pellucid: ModelStatus,
+}
+
+/// A block of the memory of keys and values. The prefix cache reuses whole blocks.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct KvBlockCard {
+    /// Positions of a block, one for each token.
+    positions: usize,
+    /// Bytes of a block.
+    bytes: usize,
 }
 
 /// The vectors of a model.
@@ -88,6 +100,7 @@ impl ModelCard {
             },
             tool_format: None,
             sampling_defaults: None,
+            kv_block: None,
             embedding: None,
             pellucid: models.status(index, sees_activity),
         };
@@ -110,6 +123,8 @@ impl ModelCard {
         };
         self.tool_format = model.template.as_ref().map(|_| model.calling().format().name);
         self.sampling_defaults = Some(default_parameters(model));
+        let engine = &model.engine;
+        self.kv_block = Some(KvBlockCard { positions: engine.block_len(), bytes: engine.bytes_per_block() });
     }
 
     /// Adds what is known of a loaded model that computes vectors.

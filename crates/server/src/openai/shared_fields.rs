@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH, Request, Scope};
+use pellucid_engine::{BeamParams, EarlyStopping, MAX_WIDTH, ProbeRequest, Request, Scope};
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{MAX_LOGPROBS, SamplingParams};
 use utoipa::ToSchema;
 
 use super::client_fields::ClientFields;
 use super::openapi::schemas;
+use super::probe::{self, ProbeFields};
 use super::sampling::SamplingFields;
 use super::structured_output::{self, StructuredOutput};
 use crate::http::error::ApiError;
@@ -69,6 +70,12 @@ pub(crate) struct SharedFields {
     pub(crate) structured_outputs: (),
     /// Report how each token was chosen.
     pub(crate) trace: Option<bool>,
+    /// Report why the prompt was not found whole in the prefix cache.
+    #[schema(default = false)]
+    pub(crate) explain_cache: Option<bool>,
+    /// Compute one token of the reply again and report what is inside the model.
+    #[schema(value_type = Option<ProbeFields>)]
+    pub(crate) probe: Option<ProbeRequest>,
     /// Let the server's drafters propose tokens. The reply is the same without them.
     #[schema(default = true)]
     pub(crate) speculate: Option<bool>,
@@ -115,6 +122,8 @@ impl SharedFields {
             structured_output: StructuredOutput::read(fields)?,
             structured_outputs: (),
             trace: fields.boolean("trace")?,
+            explain_cache: fields.boolean("explain_cache")?,
+            probe: probe::read(fields)?,
             speculate: fields.boolean("speculate")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
             client: ClientFields::read(fields)?,
@@ -182,6 +191,9 @@ impl SharedFields {
                 ApiError::refused(axum::http::StatusCode::FORBIDDEN, "trace_not_allowed", message).param("trace")
             );
         }
+        if self.probe.is_some() {
+            probe::check_right(tenant)?;
+        }
         let longest = limits.request_timeout;
         let deadline = match self.timeout_ms.map(Duration::from_millis) {
             Some(wanted) if wanted > longest => {
@@ -205,6 +217,8 @@ impl SharedFields {
             beams,
             loop_guard: self.loop_guard == Some(true),
             trace: self.trace == Some(true),
+            probe: self.probe,
+            explain_cache: self.explain_cache == Some(true),
             speculate: self.speculate != Some(false),
             // The engine serves higher values first; the API follows vLLM, where lower values come first.
             priority: -self.priority.unwrap_or(0),

@@ -57,7 +57,7 @@ pub(crate) struct SpeculationReport {
     accepted: u64,
     /// Proposed tokens in whose place the model chose another, and those after them.
     rejected: u64,
-    /// The same counts by drafter: `draft`, `ngram`, `suffix`, `prediction` or `custom`.
+    /// The same counts by drafter: `draft`, `ngram`, `suffix`, `prediction`, `mtp` or `custom`.
     #[schema(value_type = Object)]
     drafters: Map<String, Value>,
     /// Why no tokens were drafted, if the request itself is the reason.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pellucid_generate::LoadedModel;
+use pellucid_tokenizer::TokenKind;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -40,6 +41,9 @@ pub(crate) struct TokenizeRequest {
     /// Return the bytes of each token.
     #[schema(default = false)]
     pub(crate) return_token_bytes: Option<bool>,
+    /// Return the kind of each token.
+    #[schema(default = false)]
+    pub(crate) return_token_kinds: Option<bool>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -52,6 +56,10 @@ pub(crate) struct Tokenized {
     token_strs: Option<Vec<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_bytes: Option<Vec<Vec<u8>>>,
+    /// `normal`, `control` (never made of a message's text), `user_defined` (cut out before everything else, such as
+    /// `<think>`), `byte`, `unknown` or `unused`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_kinds: Option<Vec<&'static str>>,
 }
 
 /// Token ids to decode.
@@ -141,6 +149,7 @@ impl TokenizeRequest {
             continue_final_message: fields.boolean("continue_final_message")?,
             return_token_strs: fields.boolean("return_token_strs")?,
             return_token_bytes: fields.boolean("return_token_bytes")?,
+            return_token_kinds: fields.boolean("return_token_kinds")?,
             model: fields.string("model", 512)?,
         };
         fields.finish()?;
@@ -197,14 +206,32 @@ impl TokenizeRequest {
         }
         if self.return_token_bytes.unwrap_or(false) {
             parts.literal("],\"token_bytes\":[");
-            let tokenizer = tokenizer.clone();
+            let (tokenizer, tokens) = (tokenizer.clone(), tokens.clone());
             parts.list(0..tokens.len(), move |i, out| {
                 let bytes = tokenizer.token(tokens[i]).map(|token| token.bytes).unwrap_or_default();
                 out.json(&bytes)
             });
         }
+        if self.return_token_kinds.unwrap_or(false) {
+            parts.literal("],\"token_kinds\":[");
+            let tokenizer = tokenizer.clone();
+            parts.list(0..tokens.len(), move |i, out| {
+                out.json(&kind_name(tokenizer.token(tokens[i]).map_or(TokenKind::Unknown, |token| token.kind)))
+            });
+        }
         parts.literal("]}");
         Ok(Answer { parts, held })
+    }
+}
+
+fn kind_name(kind: TokenKind) -> &'static str {
+    match kind {
+        TokenKind::Normal => "normal",
+        TokenKind::Control => "control",
+        TokenKind::UserDefined => "user_defined",
+        TokenKind::Byte => "byte",
+        TokenKind::Unknown => "unknown",
+        TokenKind::Unused => "unused",
     }
 }
 

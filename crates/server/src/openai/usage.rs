@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use pellucid_engine::{DrafterKind, Repetition};
+use pellucid_engine::{DrafterKind, GAP_BOUNDS_S, Repetition};
 use pellucid_generate::{Finish, Summary};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::cache_miss::MissReport;
+use super::probe::ProbeReport;
 use super::sampling::effective;
 use super::speculation::SpeculationReport;
 use crate::reply::Sampling;
@@ -58,8 +60,20 @@ pub(crate) struct Extension {
     preemptions: usize,
     speculation: SpeculationReport,
     timings: Timings,
+    /// Why prompts were not found whole in the prefix cache, if the request sets `explain_cache`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    cache_misses: Vec<MissReport>,
+    /// Result of the request's `probe`, if the reply has the token that it names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probe: Option<ProbeReport>,
     /// Why each choice ended, in their order.
     endings: Vec<EndingDetail>,
+    /// Parts of the schemas of tools without `strict` that calls need not satisfy, such as
+    /// `tools[3].function.parameters.properties.tags.uniqueItems`. Absent if there are none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    not_enforced: Vec<String>,
 }
 
 /// Times in milliseconds.
@@ -70,11 +84,38 @@ pub(crate) struct Timings {
     /// From submission to the first token.
     #[schema(required)]
     time_to_first_token_ms: Option<f64>,
+    /// From the first step that computed for the request to the first token.
+    #[schema(required)]
+    prefill_ms: Option<f64>,
     /// Mean time between tokens, however many a step accepts.
     #[schema(required)]
     time_per_output_token_ms: Option<f64>,
+    /// Tokens per second after the first.
+    #[schema(required)]
+    tokens_per_second: Option<f64>,
+    /// Gaps between the steps that gave the reply tokens; null if the reply ended before the engine told them.
+    #[schema(required)]
+    gaps: Option<Gaps>,
+    /// Part of the steps in which tokens of the reply were sampled; null if the reply ended before the engine told it.
+    #[schema(required)]
+    sampling_ms: Option<f64>,
+    /// Time that guards took for the prompt, before it was submitted, and for the reply, beside the steps; null without
+    /// guards.
+    #[schema(required)]
+    guard_ms: Option<f64>,
     decode_ms: f64,
     total_ms: f64,
+}
+
+/// Histogram of gaps.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub(crate) struct Gaps {
+    /// Upper bound of each bucket but the last.
+    #[schema(value_type = Vec<f64>)]
+    bounds_ms: [f64; GAP_BOUNDS_S.len()],
+    /// Gaps in each bucket; the last one has those above all bounds.
+    #[schema(value_type = Vec<u64>)]
+    counts: [u64; GAP_BOUNDS_S.len() + 1],
 }
 
 /// Why a choice ended.
@@ -130,6 +171,7 @@ impl Extension {
         Extension {
             seed: sampling.params.seed,
             parameters: effective(&sampling.fields, &sampling.params),
+            not_enforced: sampling.not_enforced.to_vec(),
             end_token_ids: sampling.params.end_ids.clone(),
             cached_tokens: summary.cached_tokens,
             preemptions: summary.preemptions,
@@ -137,10 +179,18 @@ impl Extension {
             timings: Timings {
                 queue_ms: milliseconds(summary.queue_time),
                 time_to_first_token_ms: summary.time_to_first_token.map(milliseconds),
+                prefill_ms: summary.prefill_time.map(milliseconds),
                 time_per_output_token_ms: summary.time_per_output_token.map(milliseconds),
+                tokens_per_second: (summary.time_per_output_token.filter(|time| !time.is_zero()))
+                    .map(|time| (10.0 / time.as_secs_f64()).round() / 10.0),
+                gaps: (summary.gaps).map(|gaps| Gaps { bounds_ms: GAP_BOUNDS_S.map(|s| s * 1e3), counts: gaps.counts }),
+                sampling_ms: summary.sampling_time.map(milliseconds),
+                guard_ms: summary.guard_time.map(milliseconds),
                 decode_ms: milliseconds(summary.decode_time),
                 total_ms: milliseconds(summary.total_time),
             },
+            cache_misses: summary.misses.iter().map(|miss| MissReport::new(miss)).collect(),
+            probe: summary.probe.as_deref().map(ProbeReport::new),
             endings: summary
                 .finishes
                 .iter()

@@ -211,6 +211,8 @@ mod tests {
                     params: Default::default(),
                     is_beam_search: false,
                     has_grammar: false,
+                    not_enforced: Arc::default(),
+                    explains_cache: false,
                 };
                 let summary = Summary::default();
                 let mut parts = envelope(dialect, logprobs).parts(choices.clone(), &sampling, &summary);

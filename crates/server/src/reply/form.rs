@@ -8,6 +8,9 @@ use super::parts::JsonParts;
 use crate::http::error::ApiError;
 use crate::openai::shared_fields::Streaming;
 
+/// `Content-Type` of server-sent events.
+pub(crate) const EVENT_STREAM: &str = "text/event-stream; charset=utf-8";
+
 /// Writes the reply to one request in the form of the API that was called.
 pub(crate) trait ReplyForm: Send + Sync {
     /// Returns the JSON of a whole reply; `choices` holds the joined pieces of each choice.
@@ -21,7 +24,7 @@ pub(crate) trait ReplyForm: Send + Sync {
 pub(crate) trait StreamWriter: Send {
     /// Value of the `Content-Type` header.
     fn content_type(&self) -> &'static str {
-        "text/event-stream; charset=utf-8"
+        EVENT_STREAM
     }
 
     /// Writes what precedes the first piece.

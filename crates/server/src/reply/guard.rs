@@ -1,6 +1,8 @@
 //! Guards at the border of the server: prompts are judged before they are charged and submitted, refusals become
 //! errors, and what was blocked is logged with the rule, which clients are not told.
 
+use std::time::Instant;
+
 use pellucid_generate::{Finish, LoadedModel, Refusal, Summary};
 
 use crate::http::body::Admission;
@@ -19,7 +21,17 @@ pub(crate) async fn judge(
     if admission.model.guards.is_empty() {
         return Ok(spec);
     }
-    match admission.model.judge_apart(std::mem::take(&mut spec.prompts)).await {
+    let started = Instant::now();
+    let mut prompts = std::mem::take(&mut spec.prompts);
+    for prompt in &mut prompts {
+        prompt.traceparent = caller.trace.as_ref().map(|trace| trace.header().into());
+    }
+    let judged = admission.model.judge_apart(prompts).await;
+    if let Some(trace) = &caller.trace {
+        let verdict = if judged.is_ok() { "pass" } else { "refuse" };
+        trace.add("guard", (started, started.elapsed()), vec![("pellucid.verdict", verdict.into())]);
+    }
+    match judged {
         Ok(prompts) => Ok(Spec { prompts, ..spec }),
         Err(refusal) => {
             tracing::warn!(request_id = caller.request_id, tenant = caller.tenant.config.name, "{refusal}");

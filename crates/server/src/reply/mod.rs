@@ -13,6 +13,7 @@ pub(crate) mod respond;
 pub(crate) mod stream;
 pub(crate) mod websocket;
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use pellucid_engine::Error;
@@ -23,11 +24,13 @@ use crate::http::error::ApiError;
 use crate::limits::account::Account;
 use crate::metrics::Outcome;
 use crate::models::lease::TextLease;
+use crate::openai::probe;
 use crate::openai::sampling::SamplingFields;
 use crate::openai::shared_fields::Streaming;
 use crate::openai::structured_output;
 use crate::openai::whole_reply::token_bytes;
 use crate::reply::parts::PIECES_IN_FLIGHT;
+use crate::running::Listed;
 
 /// Which of OpenAI's two APIs a request uses; it decides the shape of the JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,6 +61,8 @@ pub(crate) struct Spec {
     pub(crate) may_call: bool,
     /// Whether a grammar constrains the whole reply, so that one that is cut off is not complete.
     pub(crate) has_grammar: bool,
+    /// Parts of the tools' schemas that calls need not satisfy.
+    pub(crate) not_enforced: Arc<[String]>,
 }
 
 impl Spec {
@@ -75,9 +80,11 @@ impl Spec {
             let num_grammars = if request.constraint.is_some() { request.best_of } else { 0 };
             let parsers = num_grammars * structured_output::BYTES_PER_REPLY;
             let judged = prompt.judged.as_ref().map_or(0, JudgedPrompt::held_bytes);
-            judged + parsers + request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
+            let probed = request.probe.map_or(0, |wanted| probe::held_bytes(&wanted, request.prompt.len()));
+            judged + probed + parsers + request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
         };
-        self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT
+        let names: usize = self.not_enforced.iter().map(|path| size_of::<String>() + path.len()).sum();
+        self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT + names
     }
 
     pub(crate) fn num_prompt_tokens(&self) -> usize {
@@ -92,12 +99,17 @@ impl Spec {
     }
 
     /// Splits off what the generation needs; the rest describes the sampling in effect.
-    pub(crate) fn into_generation(self) -> (GenerationRequest, Sampling) {
+    pub(crate) fn into_generation(mut self) -> (GenerationRequest, Sampling) {
         let params = self.prompts.first().map(|prompt| prompt.request.sampling.clone()).unwrap_or_default();
         let is_beam_search = self.prompts.iter().any(|prompt| prompt.request.beams.is_some());
         let has_grammar = self.has_grammar;
+        let explains_cache = self.prompts.iter().any(|prompt| prompt.request.explain_cache);
+        let logs_misses = tracing::enabled!(tracing::Level::DEBUG);
+        self.prompts.iter_mut().for_each(|prompt| prompt.request.explain_cache |= logs_misses);
         let generation = GenerationRequest { prompts: self.prompts, stop: self.stop, reports_progress: false };
-        (generation, Sampling { fields: self.sampling, params, is_beam_search, has_grammar })
+        let not_enforced = self.not_enforced;
+        let fields = self.sampling;
+        (generation, Sampling { fields, params, is_beam_search, has_grammar, not_enforced, explains_cache })
     }
 }
 
@@ -111,6 +123,10 @@ pub(crate) struct Sampling {
     pub(crate) is_beam_search: bool,
     /// Whether a grammar constrains the reply.
     pub(crate) has_grammar: bool,
+    /// Parts of the tools' schemas that calls need not satisfy.
+    pub(crate) not_enforced: Arc<[String]>,
+    /// Whether the reply tells why prompts were not found whole in the prefix cache.
+    pub(crate) explains_cache: bool,
 }
 
 /// A reply that is being generated. Dropping it cancels it.
@@ -121,6 +137,8 @@ pub(crate) struct Reply {
     pub(crate) account: Account,
     /// The model that generates, which stays loaded until the reply is complete.
     pub(crate) model: TextLease,
+    /// The request in the operators' list.
+    pub(crate) listed: Listed,
 }
 
 impl Reply {
@@ -137,8 +155,15 @@ impl Reply {
 
     /// Records a reply that is complete.
     pub(crate) fn close(&mut self) -> Summary {
-        let summary = self.generation.summary();
+        let mut summary = self.generation.summary();
         guard::log_blocked(&self.account, &summary);
+        self.account.charge_probe(&summary);
+        for miss in &summary.misses {
+            tracing::debug!(request_id = self.account.request_id(), reason = miss.sentence(), "prefix not reused");
+        }
+        if !self.sampling.explains_cache {
+            summary.misses.clear();
+        }
         let is_late = summary.finishes.contains(&Some(Finish::Deadline));
         self.account.close(if is_late { Outcome::TimedOut } else { Outcome::Completed }, &summary);
         summary
@@ -156,7 +181,8 @@ impl Reply {
 
     /// Records a reply that `error` ends, and returns the error for the client.
     fn fail_with(&mut self, error: Error) -> ApiError {
-        self.fail();
+        let outcome = if error == Error::Cancelled { Outcome::CancelledByOperator } else { Outcome::Failed };
+        self.account.close(outcome, &self.generation.summary());
         error.into()
     }
 }

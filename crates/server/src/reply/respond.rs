@@ -26,17 +26,26 @@ pub(crate) fn submit(
     spec: Spec,
 ) -> Result<Reply, ApiError> {
     let Admission { mut permit, model } = admission;
-    let reports = spec.logprobs.is_some() || spec.prompts.iter().any(|prompt| prompt.request.trace);
-    let charged = permit.hold(spec.held_bytes()).and_then(|()| permit.charge_prompt(spec.num_prompt_tokens(), reports));
+    let requests = || spec.prompts.iter().map(|prompt| &prompt.request);
+    let num_probes = requests().filter(|request| request.probe.is_some()).count();
+    let reports = spec.logprobs.is_some() || num_probes > 0 || requests().any(|request| request.trace);
+    let charged = permit
+        .hold(spec.held_bytes())
+        .and_then(|()| permit.charge_prompt(spec.num_prompt_tokens(), reports, num_probes));
     if let Err(error) = charged {
         app.metrics.count(&caller.tenant.config.name, Some(model.index()), Outcome::Limited);
         permit.refuse(&error);
         return Err(error);
     }
-    let mut account = Account::open(app, permit, model.index(), &caller.request_id, &spec);
+    let mut account = Account::open(app, permit, model.index(), caller, &spec);
+    let num_prompt_tokens = spec.num_prompt_tokens();
     let (request, sampling) = spec.into_generation();
     match Generation::submit(&model, request) {
-        Ok(generation) => Ok(Reply { generation, sampling, account, model }),
+        Ok(generation) => {
+            let names = (caller.tenant.config.name.as_str(), model.id.as_str());
+            let listed = app.running.add(&caller.request_id, names, num_prompt_tokens, generation.monitor());
+            Ok(Reply { generation, sampling, account, model, listed })
+        }
         Err(error) => {
             let error = ApiError::from(error);
             let outcome = match error.status {
@@ -64,28 +73,47 @@ pub(crate) async fn respond(
     spec: Spec,
     form: Box<dyn ReplyForm>,
 ) -> Result<Response<Body>, ApiError> {
+    let streaming = spec.streaming;
+    let reply = begin(&app, &caller, admission, spec).await?;
+    match streaming {
+        Some(streaming) => {
+            let writer = form.stream(streaming);
+            let content_type = writer.content_type();
+            Ok(streamed(Body::new(StreamBody::new(reply, writer, &app)), content_type))
+        }
+        None => whole(&app, reply, &*form).await,
+    }
+}
+
+/// Submits a checked request if no guard blocks its prompt.
+pub(crate) async fn begin(
+    app: &SharedApp,
+    caller: &Caller,
+    admission: Admission<LoadedModel>,
+    spec: Spec,
+) -> Result<Reply, ApiError> {
     if let Some(user) = &spec.user {
         // A hash keyed with a secret of the process: it tells users apart without naming them.
         tracing::debug!(request_id = caller.request_id, user = app.tenants.current().pseudonym(user), "end user");
     }
-    let streaming = spec.streaming;
-    let spec = guard::judge(&caller, &admission, spec).await?;
-    let reply = submit(&app, &caller, admission, spec)?;
-    match streaming {
-        Some(streaming) => {
-            let writer = form.stream(streaming);
-            let content_type = HeaderValue::from_static(writer.content_type());
-            let body = StreamBody::new(reply, writer, &app);
-            let mut response = Response::new(Body::new(body));
-            let headers = response.headers_mut();
-            headers.insert(header::CONTENT_TYPE, content_type);
-            headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-            // Tells proxies not to buffer the response, which would undo the streaming.
-            headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-            Ok(response)
-        }
-        None => whole(&app, reply, &*form).await,
+    if !spec.not_enforced.is_empty() {
+        // Names of a client's schema may have any characters, so they are escaped.
+        let parts = &spec.not_enforced;
+        tracing::info!(request_id = caller.request_id, ?parts, "schemas of tools are not enforced in these parts");
     }
+    let spec = guard::judge(caller, &admission, spec).await?;
+    submit(app, caller, admission, spec)
+}
+
+/// Returns a response whose body is sent while it is generated.
+pub(crate) fn streamed(body: Body, content_type: &'static str) -> Response<Body> {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    // Tells proxies not to buffer the response, which would undo the streaming.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
 }
 
 /// Returns a JSON response.
@@ -122,7 +150,7 @@ async fn whole(app: &App, mut reply: Reply, form: &dyn ReplyForm) -> Result<Resp
         }
     }
     let summary = reply.close();
-    let Reply { generation, sampling, account, model } = reply;
-    drop((generation, model));
+    let Reply { generation, sampling, account, model, listed } = reply;
+    drop((generation, model, listed));
     parts::response(form.whole(choices, &sampling, &summary), account)
 }

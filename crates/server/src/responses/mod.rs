@@ -1,7 +1,10 @@
 //! OpenAI's Responses API: requests become chat requests, replies become responses of output items, and responses are
 //! stored for each tenant so that later requests can continue them.
 
+mod background;
 mod conversation;
+pub(crate) mod database;
+mod event_log;
 mod items;
 mod output;
 mod query;

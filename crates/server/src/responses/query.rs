@@ -34,13 +34,37 @@ impl Query {
     }
 
     /// Takes a parameter, which must not be repeated.
-    fn take(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+    pub(super) fn take(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let Some(at) = self.0.iter().position(|(key, _)| key == name) else { return Ok(None) };
         let (_, value) = self.0.swap_remove(at);
         if self.0.iter().any(|(key, _)| key == name) {
             return Err(ApiError::field(name, format!("{name} must not be repeated")));
         }
         Ok(Some(value))
+    }
+
+    /// Takes a parameter that is `true` or `false`, the default.
+    pub(super) fn boolean(&mut self, name: &str) -> Result<bool, ApiError> {
+        match self.take(name)?.as_deref() {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(other) => {
+                let message = format!("{name}: expected true or false, found {}", shown(other));
+                Err(ApiError::field(name, message))
+            }
+        }
+    }
+
+    /// Takes a parameter that is a whole number.
+    pub(super) fn number(&mut self, name: &str) -> Result<Option<usize>, ApiError> {
+        let Some(text) = self.take(name)? else { return Ok(None) };
+        match text.parse::<u32>() {
+            Ok(number) => Ok(Some(number as usize)),
+            Err(_) => {
+                let message = format!("{name}: expected a whole number, found {}", shown(&text));
+                Err(ApiError::field(name, message).code("out_of_range"))
+            }
+        }
     }
 
     /// Refuses a parameter unless its value asks for the default behaviour.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::conversation::Conversation;
 use super::items::{Item, ItemContent, MAX_ITEMS};
-use super::store::{NewResponse, ResponseStore, StoredItem, Turn};
+use super::store::{Found, NewResponse, ResponseStore, StoredItem, Turn};
 use super::tools::{self, Namespaces};
 use crate::http::error::ApiError;
 use crate::http::fields::{self, Fields, shown};
@@ -57,6 +57,8 @@ pub(super) struct Repeated {
     pub(super) namespaces: Namespaces,
     /// Whether to store the response.
     pub(super) stores: bool,
+    /// Whether to generate the response without its client's connection.
+    pub(super) in_background: bool,
     /// The items that it is stored with, without the output.
     pub(super) new: NewResponse,
 }
@@ -75,7 +77,13 @@ impl Reader<'_> {
         let mut fields = Fields::of(value)?;
         let mut echo = Map::new();
         let stores = self.read_store(&mut fields)?;
-        let mut prompt = self.read_prompt(&mut fields, &mut echo)?;
+        let in_background = fields.boolean("background")?.unwrap_or(false);
+        if in_background && !stores {
+            let message = "background: true needs store: true, and a key that may store responses: the response is \
+                           found by its id";
+            return Err(ApiError::field("background", message));
+        }
+        let mut prompt = self.read_prompt(&mut fields, &mut echo, stores)?;
         let body = &mut prompt.body;
         repeat(&mut fields, body, &mut echo, "max_output_tokens", "max_completion_tokens");
         let max_tool_calls: Option<i64> = fields.integer("max_tool_calls", 1..=i64::from(i32::MAX))?;
@@ -101,14 +109,14 @@ impl Reader<'_> {
         let (chat, paths) = body.read_chat(self.model)?;
         let new = NewResponse { previous, input, ..NewResponse::default() };
         let new = if stores { new } else { NewResponse::default() };
-        let repeated = Repeated { echo, namespaces, stores, new };
+        let repeated = Repeated { echo, namespaces, stores, in_background, new };
         Ok(ResponseRequest { chat, paths, repeated, memory })
     }
 
     /// Reads a request to count the tokens of a prompt.
     pub(super) fn read_count(self, value: Json) -> Result<(ChatRequest, Paths, Option<HeldMemory>), ApiError> {
         let mut fields = Fields::of(value)?;
-        let prompt = self.read_prompt(&mut fields, &mut Map::new())?;
+        let prompt = self.read_prompt(&mut fields, &mut Map::new(), false)?;
         fields.finish()?;
         let (chat, paths) = prompt.body.read_chat(self.model)?;
         Ok((chat, paths, prompt.memory))
@@ -125,8 +133,8 @@ impl Reader<'_> {
         Ok(store.unwrap_or(can_store))
     }
 
-    /// Reads what becomes the prompt, and what constrains the reply.
-    fn read_prompt(self, fields: &mut Fields, echo: &mut Map<String, Value>) -> Result<Prompt, ApiError> {
+    /// Reads what becomes the prompt, and what constrains the reply. `stores` says whether the input is to be stored.
+    fn read_prompt(self, fields: &mut Fields, echo: &mut Map<String, Value>, stores: bool) -> Result<Prompt, ApiError> {
         let mut conversation = Conversation::default();
         conversation.body.set("model", Some(fields.required("model")?), "model");
         conversation.body.rename("messages", "input");
@@ -137,7 +145,7 @@ impl Reader<'_> {
         }
         let mut memory = StoredBytes { account: working_account(), num_bytes: 0 };
         let previous = self.read_previous(fields, &mut conversation, &mut memory, echo)?;
-        let input = self.read_input(fields, &mut conversation, &mut memory)?;
+        let input = self.read_input(fields, &mut conversation, &mut memory, stores)?;
         let mut body = conversation.finish()?;
         let namespaces = tools::read(fields, &mut body, echo)?;
         read_reasoning(fields, &mut body, echo)?;
@@ -159,7 +167,12 @@ impl Reader<'_> {
         let id = fields.string(NAME, MAX_WORD_LEN)?;
         echo.insert(NAME.into(), json!(id));
         let Some(id) = id else { return Ok(Vec::new()) };
-        let Some(response) = self.store.get(self.tenant, &id) else {
+        let found = self.store.find(self.tenant, &id);
+        if matches!(found, Some(Found::Running(_))) {
+            let message = format!("{NAME}: the response {} is not complete yet", shown(&id));
+            return Err(ApiError::refused(StatusCode::CONFLICT, "response_in_progress", message).param(NAME));
+        }
+        let Some(Found::Stored(response)) = found else {
             let message = format!("{NAME}: no response {} is stored; send its items as input", shown(&id));
             return Err(ApiError::refused(StatusCode::NOT_FOUND, "previous_response_not_found", message).param(NAME));
         };
@@ -170,12 +183,13 @@ impl Reader<'_> {
         Ok(response.turns().to_vec())
     }
 
-    /// Reads `input`: a text, or items.
+    /// Reads `input`: a text, or items. Returns the items if `stores` is true.
     fn read_input(
         self,
         fields: &mut Fields,
         conversation: &mut Conversation,
         memory: &mut StoredBytes,
+        stores: bool,
     ) -> Result<Vec<StoredItem>, ApiError> {
         let items = match fields.required("input")? {
             Json::String(text) => vec![("input".to_owned(), Item::of_text(text))],
@@ -196,7 +210,9 @@ impl Reader<'_> {
                 ItemContent::Reference => self.resolve(&path, &item.id, memory)?,
                 _ => item,
             };
-            stored.push(StoredItem { id: item.id.clone(), json: item.to_json().to_string() });
+            if stores {
+                stored.push(StoredItem { id: item.id.clone(), json: item.to_json().to_string() });
+            }
             conversation.add(item, &path)?;
         }
         Ok(stored)
@@ -362,9 +378,7 @@ fn read_client_metadata(fields: &mut Fields) -> Result<(), ApiError> {
 
 /// Refuses fields of OpenAI's API that are not supported, unless their value asks for the default behaviour.
 fn refuse_others(fields: &mut Fields) -> Result<(), ApiError> {
-    let is_false = |value: &Json| *value == Json::Bool(false);
     let is_empty = |value: &Json| matches!(value, Json::Array(values) if values.is_empty());
-    fields.refuse("background", is_false, "a response is generated while its client waits")?;
     fields.refuse("prompt", |_| false, "this server stores no prompt templates")?;
     fields.refuse("context_management", is_empty, "the client decides what a conversation holds")?;
     fields.refuse("moderation", |_| false, "this server has no moderation model")?;

@@ -9,13 +9,15 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use super::event_log::EventLog;
 use super::output::{OutputItem, to_stored, write_item};
 use super::request::Repeated;
-use super::store::NewResponse;
+use super::store::{NewResponse, StoredResponse};
 use super::stream::EventWriter;
 use super::tools::Namespaces;
 use crate::http::caller::Caller;
 use crate::http::error::ApiError;
+use crate::http::routes::text_of;
 use crate::limits::client_memory::HeldMemory;
 use crate::limits::tenants::Tenant;
 use crate::openai::sampling::effective_one;
@@ -67,10 +69,14 @@ impl ResponseUsage {
 /// State of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Status<'a> {
+    /// A background response waits for the engine.
+    Queued,
     InProgress,
     Completed,
     /// The reply ended early, for OpenAI's reason.
     Incomplete(&'static str),
+    /// The client ended a background response.
+    Cancelled,
     Failed(&'a ApiErrorText<'a>),
 }
 
@@ -107,9 +113,11 @@ impl Status<'_> {
 
     pub(super) fn name(self) -> &'static str {
         match self {
+            Status::Queued => "queued",
             Status::InProgress => "in_progress",
             Status::Completed => "completed",
             Status::Incomplete(_) => "incomplete",
+            Status::Cancelled => "cancelled",
             Status::Failed(_) => "failed",
         }
     }
@@ -146,6 +154,8 @@ pub(super) struct ResponseForm {
     namespaces: Namespaces,
     /// Whether the response is to be stored.
     stores: bool,
+    /// Events of a background response.
+    events: Option<Arc<EventLog>>,
     /// The items that it is stored with, until it is.
     new: Mutex<NewResponse>,
     /// For the texts of log probabilities, if the request asks for them.
@@ -162,7 +172,7 @@ impl ResponseForm {
         repeated: Repeated,
         spec: &Spec,
     ) -> Result<ResponseForm, ApiError> {
-        let Repeated { mut echo, namespaces, stores, new } = repeated;
+        let Repeated { mut echo, namespaces, stores, in_background: _, new } = repeated;
         if let Some(prompt) = spec.prompts.first() {
             for name in ["temperature", "top_p"] {
                 echo.insert(name.into(), effective_one(name, &prompt.request.sampling));
@@ -179,18 +189,40 @@ impl ResponseForm {
             echo: Arc::new(Echo { json, _held: held }),
             namespaces,
             stores,
+            events: None,
             new: Mutex::new(new),
             tokenizer: spec.logprobs.map(|_| model.tokenizer.clone()),
             model: model.id.clone(),
         })
     }
 
+    /// Returns the form of a background response with these events.
+    pub(super) fn in_background(self, events: Arc<EventLog>) -> ResponseForm {
+        ResponseForm { events: Some(events), ..self }
+    }
+
+    pub(super) fn is_background(&self) -> bool {
+        self.events.is_some()
+    }
+
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
     pub(super) fn app(&self) -> &App {
         &self.app
     }
 
+    pub(super) fn shared_app(&self) -> SharedApp {
+        self.app.clone()
+    }
+
     pub(super) fn tenant(&self) -> &Tenant {
         &self.tenant
+    }
+
+    pub(super) fn shared_tenant(&self) -> Arc<Tenant> {
+        self.tenant.clone()
     }
 
     pub(super) fn namespaces(&self) -> &Namespaces {
@@ -213,41 +245,44 @@ impl ResponseForm {
         };
         let (id, model) = (&self.id, json!(self.model));
         format!(
-            "{{\"id\":\"{id}\",\"object\":\"response\",\"created_at\":{},\"status\":\"{}\",\"background\":false,\
+            "{{\"id\":\"{id}\",\"object\":\"response\",\"created_at\":{},\"status\":\"{}\",\"background\":{},\
              \"error\":{error},\"incomplete_details\":{details},\"model\":{model},\"output\":[",
             self.created_at,
             status.name(),
+            self.is_background(),
         )
     }
 
     /// Returns the JSON between the output items and the fields that repeat the request.
     fn between(&self, is_stored: bool, ending: Option<&Ending<'_>>) -> String {
-        let completed_at = ending.map(|_| now());
-        let usage = ending.map(|ending| ResponseUsage::new(ending.summary));
-        let mut between =
-            format!("],\"completed_at\":{},\"store\":{is_stored},\"usage\":{}", json!(completed_at), json!(usage));
-        if let Some(Ending { sampling, summary }) = ending {
-            between += &format!(",\"pellucid\":{}", json!(Extension::new(sampling, summary)));
-        }
-        between
+        let Some(Ending { sampling, summary }) = ending else {
+            return format!("],\"completed_at\":null,\"store\":{is_stored},\"usage\":null");
+        };
+        let (usage, extension) = (text_of(&ResponseUsage::new(summary)), text_of(&Extension::new(sampling, summary)));
+        format!("],\"completed_at\":{},\"store\":{is_stored},\"usage\":{usage},\"pellucid\":{extension}", now())
     }
 
     /// Adds the JSON of the response to `parts`.
     fn write(&self, status: Status<'_>, items: &[Arc<OutputItem>], between: &str, parts: &mut JsonParts) {
         parts.literal(&self.before(status));
-        for (i, item) in items.iter().enumerate() {
-            parts.literal(if i > 0 { "," } else { "" });
-            write_item(item, self.tokenizer(), parts);
-        }
+        self.write_items(items, parts);
         parts.literal(between);
         // The opening brace of the repeated fields becomes a comma.
         parts.literal(",");
         parts.raw(EchoText(self.echo.clone()), 1);
     }
 
+    /// Adds the JSON of the output items.
+    fn write_items(&self, items: &[Arc<OutputItem>], parts: &mut JsonParts) {
+        for (i, item) in items.iter().enumerate() {
+            parts.literal(if i > 0 { "," } else { "" });
+            write_item(item, self.tokenizer(), parts);
+        }
+    }
+
     /// Adds the JSON of a response that is not complete.
     pub(super) fn write_unfinished(&self, status: Status<'_>, items: &[Arc<OutputItem>], parts: &mut JsonParts) {
-        let is_stored = self.stores && status == Status::InProgress;
+        let is_stored = self.stores && (self.is_background() || status == Status::InProgress);
         self.write(status, items, &self.between(is_stored, None), parts);
     }
 
@@ -259,20 +294,38 @@ impl ResponseForm {
         ending: &Ending<'_>,
         parts: &mut JsonParts,
     ) {
-        let is_stored = self.stores && self.store(status, items, ending);
-        self.write(status, items, &self.between(is_stored, Some(ending)), parts);
+        let stored = if self.stores { self.store(status, items, Some(ending)) } else { None };
+        match stored {
+            // The texts that are stored are the reply's, so they are written once. Log probabilities are not stored.
+            Some(stored) if self.tokenizer.is_none() => stored.write(parts),
+            Some(stored) => stored.write_around(parts, |parts| self.write_items(items, parts)),
+            None => self.write(status, items, &self.between(false, Some(ending)), parts),
+        }
     }
 
-    fn store(&self, status: Status<'_>, items: &[Arc<OutputItem>], ending: &Ending<'_>) -> bool {
-        let Some(output) = items.iter().map(to_stored).collect::<Option<Vec<_>>>() else { return false };
+    /// Stores a background response that was cancelled or failed.
+    pub(super) fn store_unfinished(&self, status: Status<'_>, items: &[Arc<OutputItem>]) {
+        if self.is_background() {
+            self.store(status, items, None);
+        }
+    }
+
+    /// Stores the response; `None` if it is too large.
+    fn store(
+        &self,
+        status: Status<'_>,
+        items: &[Arc<OutputItem>],
+        ending: Option<&Ending<'_>>,
+    ) -> Option<Arc<StoredResponse>> {
+        let output = items.iter().map(to_stored).collect::<Option<Vec<_>>>()?;
         let new = std::mem::take(&mut *self.new.lock().unwrap_or_else(PoisonError::into_inner));
-        let after = format!("{},{}", self.between(true, Some(ending)), &self.echo.json[1..]);
-        let new = NewResponse { output, before: self.before(status), after, ..new };
-        let is_stored = self.app.responses.insert(&self.tenant, &self.id, new);
-        if !is_stored {
+        let after = format!("{},{}", self.between(true, ending), &self.echo.json[1..]);
+        let new = NewResponse { output, before: self.before(status), after, events: self.events.clone(), ..new };
+        let stored = self.app.responses.insert(&self.tenant, &self.id, new);
+        if stored.is_none() {
             tracing::warn!(response = self.id, "a response is too large to be stored");
         }
-        is_stored
+        stored
     }
 }
 
@@ -295,7 +348,7 @@ impl ReplyForm for ResponseForm {
     }
 
     fn stream(self: Box<Self>, streaming: Streaming) -> Box<dyn StreamWriter> {
-        Box::new(EventWriter::new(*self, streaming))
+        Box::new(EventWriter::new(Arc::new(*self), streaming))
     }
 }
 

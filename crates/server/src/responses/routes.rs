@@ -1,6 +1,6 @@
 //! Handlers of `/v1/responses` and the routes below it.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Extension;
 use axum::body::Body;
@@ -11,21 +11,27 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
+use super::background;
 use super::query::{Page, Query};
 use super::request::{Reader, ResponseRequest};
 use super::response::{ResponseForm, ResponseUsage};
 use super::schemas::{CreateResponseRequest, InputTokensRequest};
-use super::store::StoredResponse;
+use super::store::Found;
 use crate::http::body::ModelChoice;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ErrorBody};
 use crate::http::fields::shown;
 use crate::http::routes::{BodyRefusals, Refusals, receive_body};
 use crate::limits::client_memory::HeldMemory;
+use crate::limits::permit::Permit;
 use crate::models::lease::TextLease;
+use crate::reply::form::EVENT_STREAM;
 use crate::reply::parts::{self, JsonParts, PIECES_IN_FLIGHT};
-use crate::reply::respond::{json as json_response, respond};
+use crate::reply::respond::{begin, json as json_response, respond, streamed};
 use crate::state::{App, SharedApp};
+
+/// Maximum time that a cancelled response may take to end: a step of the engine.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(10);
 
 type Id = Result<Path<String>, PathRejection>;
 
@@ -39,9 +45,10 @@ pub(crate) struct ResponseObject {
     created_at: u64,
     #[schema(required)]
     completed_at: Option<u64>,
-    /// `completed`, or `incomplete` if the reply ended for lack of tokens or time.
+    /// `completed`, or `incomplete` if the reply ended for lack of tokens or time. A background response is `queued`
+    /// and `in_progress` before, and may be `cancelled` or `failed`.
     status: String,
-    /// Always false.
+    /// Whether the response was generated without its client's connection.
     background: bool,
     #[schema(value_type = Option<Object>, required)]
     error: Option<Value>,
@@ -55,7 +62,8 @@ pub(crate) struct ResponseObject {
     store: bool,
     #[schema(required)]
     usage: Option<ResponseUsage>,
-    #[schema(value_type = Object)]
+    /// Seed, parameters and times of a response that is complete.
+    #[schema(value_type = Object, required = false)]
     pellucid: Value,
 }
 
@@ -91,6 +99,9 @@ pub(crate) struct InputTokens {
     input_tokens: usize,
 }
 
+/// Words of every body that names stored text: a response, or an item by its id.
+const STORED_REFERENCES: [&str; 2] = ["previous_response_id", "\"id\""];
+
 /// Generate a response
 ///
 /// With `stream` the response comes as server-sent events.
@@ -108,17 +119,29 @@ pub(crate) async fn create(
         let reader = Reader { model, store: &shared.responses, tenant: &tenant };
         // The memory of stored items is held until the prompt is encoded.
         let ResponseRequest { chat, paths, repeated, memory: _held } = reader.read(value)?;
-        let spec = chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
+        let spec = paths.translate_spec(chat.spec(model, &shared.limits, &tenant))?;
         Ok((spec, repeated, paths))
     };
     let (body, permit) = receive_body(&app, &caller, request, true).await?;
     // A short body may name a long text that is stored. Without one, a thread would only cost time.
-    let ((spec, repeated, paths), admission) = match app.responses.is_empty(&caller.tenant) {
-        true => body.parse(permit, ModelChoice::of(&app), read).await?,
-        false => body.parse_blocking(permit, ModelChoice::of(&app), read).await?,
+    let may_be_long = !app.responses.is_empty(&caller.tenant) && body.may_contain(&STORED_REFERENCES);
+    let ((spec, repeated, paths), admission) = match may_be_long {
+        false => body.parse(permit, ModelChoice::of(&app), read).await?,
+        true => body.parse_blocking(permit, ModelChoice::of(&app), read).await?,
     };
+    let in_background = repeated.in_background;
     let form = ResponseForm::new((&app, &admission.model), &caller, repeated, &spec);
     let form = form.inspect_err(|error| admission.permit.refuse(error))?;
+    if in_background {
+        let streaming = spec.streaming;
+        let reply = begin(&app, &caller, admission, spec).await.map_err(|error| paths.translate(error))?;
+        let running = background::start(reply, form, streaming);
+        return match streaming {
+            // The task has the account of the request.
+            Some(_) => Ok(streamed(running.log.replay(0, ()), EVENT_STREAM)),
+            None => parts::response(running.shown(), ()),
+        };
+    }
     respond(app, caller, admission, spec, Box::new(form)).await.map_err(|error| paths.translate(error))
 }
 
@@ -134,7 +157,7 @@ pub(crate) async fn input_tokens(
     let read = move |value, model: &TextLease| {
         let reader = Reader { model, store: &shared.responses, tenant: &tenant };
         let (chat, paths, _held) = reader.read_count(value)?;
-        let spec = chat.spec(model, &shared.limits, &tenant).map_err(|error| paths.translate(error))?;
+        let spec = paths.translate_spec(chat.spec(model, &shared.limits, &tenant))?;
         Ok(spec.num_prompt_tokens())
     };
     let (body, permit) = receive_body(&app, &caller, request, false).await?;
@@ -143,9 +166,14 @@ pub(crate) async fn input_tokens(
 }
 
 /// Show a stored response
-#[utoipa::path(get, path = "/v1/responses/{id}", tag = "OpenAI",
-    params(("id" = String, Path, description = "The response's id")), responses(
-    (status = 200, body = ResponseObject), (status = 404, description = "No such response", body = ErrorBody), Refusals))]
+///
+/// With `stream=true`, sends the events of a background response, those that are still to come included.
+#[utoipa::path(get, path = "/v1/responses/{id}", tag = "OpenAI", params(
+    ("id" = String, Path, description = "The response's id"),
+    ("stream" = Option<bool>, Query, description = "Send the events of a background response"),
+    ("starting_after" = Option<u32>, Query, description = "Number of the event after which the stream begins")),
+    responses((status = 200, description = "The response, whole or as a stream",
+     content((ResponseObject = "application/json"), (String = "text/event-stream"))), (status = 404, description = "No such response", body = ErrorBody), Refusals))]
 pub(crate) async fn retrieve(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
@@ -154,17 +182,63 @@ pub(crate) async fn retrieve(
 ) -> Result<Response<Body>, ApiError> {
     let mut query = Query::read(request.uri().query())?;
     query.refuse("include", &[], "responses are stored without what it names")?;
-    query.refuse("stream", &["false"], "a stored response is sent whole")?;
-    query.refuse("starting_after", &[], "a stored response is sent whole")?;
     query.refuse("include_obfuscation", &["false", "true"], "expected a boolean")?;
+    let starting_after = query.number("starting_after")?;
+    let streams = query.boolean("stream")?;
     query.finish()?;
-    let response = find(&app, &caller, id)?;
+    if let (false, Some(_)) = (streams, starting_after) {
+        let message = "starting_after has no effect without stream=true";
+        return Err(ApiError::field("starting_after", message));
+    }
+    let found = find(&app, &caller, id)?;
+    if streams { replay(&app, &caller, &found, starting_after) } else { send(&app, &caller, shown_response(found)) }
+}
+
+/// Returns the JSON of a response.
+fn shown_response(found: Found) -> JsonParts {
+    let response = match found {
+        Found::Running(running) => return running.shown(),
+        Found::Stored(response) => response,
+    };
     let mut parts = JsonParts::default();
-    parts.raw(Shown(response.clone(), StoredResponse::before), 0);
-    let output = response.clone();
-    parts.list(0..response.num_output(), move |index, out| out.push(output.output(index)));
-    parts.raw(Shown(response, StoredResponse::after), 0);
-    send(&app, &caller, parts)
+    response.write(&mut parts);
+    parts
+}
+
+/// Sends the events of a background response after the one with the number `starting_after`.
+fn replay(
+    app: &SharedApp,
+    caller: &Caller,
+    found: &Found,
+    starting_after: Option<usize>,
+) -> Result<Response<Body>, ApiError> {
+    let log = match found {
+        Found::Running(running) => Some(&running.log),
+        Found::Stored(response) => response.events(),
+    };
+    let unsupported = |why: &str| {
+        let message = format!("stream is not supported for this response: {why}; GET it without stream");
+        ApiError::field("stream", message).code("unsupported_parameter")
+    };
+    let log = match (log, found) {
+        (Some(log), _) => log,
+        (None, Found::Stored(response)) if response.is_background() => {
+            return Err(unsupported("its events ended with the process that generated it"));
+        }
+        (None, _) => return Err(unsupported("only events of responses with background: true are kept")),
+    };
+    if log.is_lost() {
+        return Err(unsupported("its events were dropped for lack of memory"));
+    }
+    let start = match starting_after {
+        None => 0,
+        Some(number) => log.offset_after(number).ok_or_else(|| {
+            let message = format!("starting_after: the response has no event {number} yet");
+            ApiError::field("starting_after", message).code("out_of_range")
+        })?,
+    };
+    let permit = permit(app, caller)?;
+    Ok(streamed(log.replay(start, (permit, app.drain.start_request())), EVENT_STREAM))
 }
 
 /// Delete a stored response
@@ -204,7 +278,10 @@ pub(crate) async fn input_items(
     query.refuse("include", &[], "responses are stored without what it names")?;
     let page = Page::read(&mut query)?;
     query.finish()?;
-    let response = find(&app, &caller, id)?;
+    let Found::Stored(response) = find(&app, &caller, id)? else {
+        let message = "the response is not complete yet";
+        return Err(ApiError::refused(StatusCode::CONFLICT, "response_in_progress", message).param("id"));
+    };
     let ids: Vec<&str> = response.input().map(|item| item.id.as_str()).collect();
     let (shown, has_more) = page.of(&ids)?;
     let name = |at: Option<&usize>| json!(at.map(|&at| ids[at]));
@@ -220,31 +297,33 @@ pub(crate) async fn input_items(
     send(&app, &caller, parts)
 }
 
-/// Cancel a response
+/// Cancel a background response
 ///
-/// Only background responses can be cancelled, and this server has none: closing the connection ends a response.
+/// Returns the response with what was generated. A response that has ended stays as it is. Closing the connection ends
+/// any other response.
 #[utoipa::path(post, path = "/v1/responses/{id}/cancel", tag = "OpenAI",
     params(("id" = String, Path, description = "The response's id")), responses(
-    (status = 200, description = "Never: there are no background responses", body = ResponseObject),
+    (status = 200, description = "The response, which has ended", body = ResponseObject),
     (status = 404, description = "No such response", body = ErrorBody), Refusals))]
 pub(crate) async fn cancel(
     State(app): State<SharedApp>,
     Extension(caller): Extension<Caller>,
     id: Id,
 ) -> Result<Response<Body>, ApiError> {
-    let _permit = caller.admit(&app, false)?;
-    find(&app, &caller, id)?;
-    let message = "only responses with background: true can be cancelled; this one is complete";
-    Err(ApiError::invalid(message).code("not_cancellable"))
-}
-
-/// A text of a stored response.
-struct Shown(Arc<StoredResponse>, fn(&StoredResponse) -> &str);
-
-impl AsRef<str> for Shown {
-    fn as_ref(&self) -> &str {
-        (self.1)(&self.0)
+    let id = id_of(id)?;
+    let find = || app.responses.find(&caller.tenant, &id).ok_or_else(|| not_found(&id));
+    match find()? {
+        Found::Running(running) => {
+            running.cancel();
+            running.log.completed(CANCEL_TIMEOUT).await;
+        }
+        Found::Stored(response) if response.is_background() => {}
+        Found::Stored(_) => {
+            let message = "only responses with background: true can be cancelled; this one is complete";
+            return Err(ApiError::invalid(message).code("not_cancellable"));
+        }
     }
+    send(&app, &caller, shown_response(find()?))
 }
 
 fn id_of(id: Id) -> Result<String, ApiError> {
@@ -253,10 +332,10 @@ fn id_of(id: Id) -> Result<String, ApiError> {
     id.map(|Path(id)| id).map_err(invalid)
 }
 
-/// Returns a stored response of the caller.
-fn find(app: &App, caller: &Caller, id: Id) -> Result<Arc<StoredResponse>, ApiError> {
+/// Returns a response of the caller.
+fn find(app: &App, caller: &Caller, id: Id) -> Result<Found, ApiError> {
     let id = id_of(id)?;
-    app.responses.get(&caller.tenant, &id).ok_or_else(|| not_found(&id))
+    app.responses.find(&caller.tenant, &id).ok_or_else(|| not_found(&id))
 }
 
 fn not_found(id: &str) -> ApiError {
@@ -266,8 +345,14 @@ fn not_found(id: &str) -> ApiError {
 
 /// Sends JSON that is written in pieces, as one of the tenant's requests.
 fn send(app: &SharedApp, caller: &Caller, parts: JsonParts) -> Result<Response<Body>, ApiError> {
+    let permit = permit(app, caller)?;
+    parts::response(parts, (permit, app.drain.start_request()))
+}
+
+/// Admits a request that reads stored responses, with memory for the pieces of its reply.
+fn permit(app: &SharedApp, caller: &Caller) -> Result<Permit, ApiError> {
     let mut permit = caller.admit(app, false)?;
     permit.keep(HeldMemory::none(&app.client_memory, &caller.tenant));
     permit.hold(PIECES_IN_FLIGHT).inspect_err(|error| permit.refuse(error))?;
-    parts::response(parts, (permit, app.drain.start_request()))
+    Ok(permit)
 }

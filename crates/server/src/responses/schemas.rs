@@ -39,7 +39,8 @@ impl PartialSchema for CreateResponseRequest {
             "prompt_cache_key": word,
             "prompt_cache_retention": { "type": ["string", "null"], "enum": ["in_memory", null] },
             "service_tier": { "type": ["string", "null"], "enum": ["auto", "default", null] },
-            "background": { "type": ["boolean", "null"], "enum": [false, null] },
+            "background": { "type": ["boolean", "null"], "default": false,
+                "description": "Generate the response whether or not the client stays connected. Needs `store`" },
             "seed": { "type": ["integer", "null"], "minimum": -1, "maximum": i64::MAX,
                 "description": "Not in OpenAI's Responses API: the same seed gives the same response" },
         });

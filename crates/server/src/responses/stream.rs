@@ -24,10 +24,13 @@ use crate::reply::parts::JsonParts;
 
 /// Writes the events of one response.
 pub(super) struct EventWriter {
-    form: ResponseForm,
+    form: Arc<ResponseForm>,
     /// Events that are not written yet.
     queue: JsonParts,
     num_events: u64,
+    /// Whether `response.in_progress` is still to come: the first piece of a background response ends its time in the
+    /// queue.
+    is_queued: bool,
     items: Vec<Arc<OutputItem>>,
     /// The item that is being generated.
     open: Option<OutputItem>,
@@ -43,12 +46,13 @@ pub(super) struct EventWriter {
 }
 
 impl EventWriter {
-    pub(super) fn new(form: ResponseForm, streaming: Streaming) -> EventWriter {
+    pub(super) fn new(form: Arc<ResponseForm>, streaming: Streaming) -> EventWriter {
         let held = HeldMemory::none(&form.app().client_memory, form.tenant());
         EventWriter {
             form,
             queue: JsonParts::default(),
             num_events: 0,
+            is_queued: false,
             items: Vec::new(),
             open: None,
             early_tokens: Vec::new(),
@@ -67,6 +71,25 @@ impl EventWriter {
             self.refusal = Some(error);
             OutOfMemory
         })
+    }
+
+    /// Writes all queued events.
+    pub(super) fn take_events(&mut self, out: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
+        self.queue.write(usize::MAX, out).map(|_| ())
+    }
+
+    /// Queues the end of a response that its client cancelled, and stores what was generated.
+    pub(super) fn cancel(&mut self) {
+        self.leave_queue();
+        self.close_item(false);
+        self.response_event("response.cancelled", Status::Cancelled);
+        self.form.store_unfinished(Status::Cancelled, &self.items);
+    }
+
+    fn leave_queue(&mut self) {
+        if std::mem::take(&mut self.is_queued) {
+            self.response_event("response.in_progress", Status::InProgress);
+        }
     }
 
     /// Queues the beginning of an event, up to the fields that follow its number.
@@ -214,12 +237,19 @@ impl EventWriter {
 
 impl StreamWriter for EventWriter {
     fn open(&mut self, _: usize, _: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
-        self.response_event("response.created", Status::InProgress);
-        self.response_event("response.in_progress", Status::InProgress);
+        self.is_queued = self.form.is_background();
+        if self.is_queued {
+            self.response_event("response.created", Status::Queued);
+            self.response_event("response.queued", Status::Queued);
+        } else {
+            self.response_event("response.created", Status::InProgress);
+            self.response_event("response.in_progress", Status::InProgress);
+        }
         Ok(())
     }
 
     fn delta(&mut self, delta: Delta, _: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
+        self.leave_queue();
         self.hold(&delta)?;
         if !delta.thoughts.is_empty() {
             self.open_item(OutputKind::Reasoning);
@@ -255,6 +285,7 @@ impl StreamWriter for EventWriter {
     }
 
     fn finish(&mut self, sampling: &Sampling, summary: &Summary, _: &mut ReplyBuffer) -> Result<(), OutOfMemory> {
+        self.leave_queue();
         let status = Status::of(self.finish.as_ref());
         let mut kinds = self.items.iter().map(|item| &item.kind).chain(self.open.iter().map(|item| &item.kind));
         let has_answer = kinds.clone().any(|kind| *kind != OutputKind::Reasoning);
@@ -274,7 +305,12 @@ impl StreamWriter for EventWriter {
         let detail = &error.detail;
         let fields = [("code", json!(detail.code)), ("message", json!(detail.message)), ("param", json!(detail.param))];
         self.event("error", &fields);
-        self.response_event("response.failed", Status::Failed(&ApiErrorText::new(error)));
+        let status = ApiErrorText::new(error);
+        self.response_event("response.failed", Status::Failed(&status));
+        self.form.store_unfinished(Status::Failed(&status), &self.items);
+        if self.form.is_background() {
+            return Ok(());
+        }
         self.queue.write(usize::MAX, out).map(|_| ())
     }
 }

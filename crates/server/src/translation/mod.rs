@@ -9,6 +9,7 @@ use crate::http::error::ApiError;
 use crate::http::json::Json;
 use crate::openai::chat::ChatRequest;
 use crate::openai::completions::CompletionRequest;
+use crate::reply::Spec;
 
 /// The body of a request in OpenAI's names, with the names under which the client sent its values.
 #[derive(Debug, Default)]
@@ -92,16 +93,29 @@ impl Paths {
         }
     }
 
-    /// Returns an error with the client's own names.
-    pub(crate) fn translate(&self, mut error: ApiError) -> ApiError {
-        let Some(param) = &error.detail.param else { return error };
-        let rest_of = |path: &str| match param.strip_prefix(path)? {
+    /// Returns the name under which the client sent the value at a path; `None` if it is the same.
+    fn source_of(&self, path: &str) -> Option<String> {
+        let rest_of = |known: &str| match path.strip_prefix(known)? {
             rest if rest.is_empty() || rest.starts_with(['.', '[']) => Some(rest),
             _ => None,
         };
-        let best = self.0.iter().filter_map(|(path, source)| Some((path, source, rest_of(path)?)));
-        let Some((_, source, rest)) = best.max_by_key(|(path, ..)| path.len()) else { return error };
-        let named = format!("{source}{rest}");
+        let best = self.0.iter().filter_map(|(known, source)| Some((known, source, rest_of(known)?)));
+        let (_, source, rest) = best.max_by_key(|(known, ..)| known.len())?;
+        Some(format!("{source}{rest}"))
+    }
+
+    /// Returns a checked request, or its error, with the client's own names.
+    pub(crate) fn translate_spec(&self, spec: Result<Spec, ApiError>) -> Result<Spec, ApiError> {
+        let mut spec = spec.map_err(|error| self.translate(error))?;
+        let named = |path: &String| self.source_of(path).unwrap_or_else(|| path.clone());
+        spec.not_enforced = spec.not_enforced.iter().map(named).collect();
+        Ok(spec)
+    }
+
+    /// Returns an error with the client's own names.
+    pub(crate) fn translate(&self, mut error: ApiError) -> ApiError {
+        let Some(param) = &error.detail.param else { return error };
+        let Some(named) = self.source_of(param) else { return error };
         error.detail.message = error.detail.message.replacen(param.as_str(), &named, 1);
         error.detail.param = Some(named);
         error

@@ -223,6 +223,30 @@ fn ollama_clients_get_the_same_vectors() {
     let unknown = json!({ "model": VECTORS, "input": "a", "options": { "temperature": 1 } });
     let reply = server.post("/api/embed", &unknown.to_string());
     assert!(reply.status == 400 && reply.json()["error"].as_str().unwrap().contains("options.temperature"));
+    // Token ids are OpenAI's: Ollama has texts only.
+    for input in [json!([2, 3]), json!([[2, 3]]), json!(["a", 5])] {
+        let reply = server.post("/api/embed", &json!({ "model": VECTORS, "input": input }).to_string());
+        let error = reply.json()["error"].as_str().unwrap_or_default().to_owned();
+        assert!(reply.status == 400 && error.contains("a list of strings"), "{input}: {error}");
+    }
+}
+
+#[test]
+fn ollama_clients_find_a_model_that_computes_vectors() {
+    let server = server(Purpose::Vectors);
+    let tags = server.get("/api/tags").ok();
+    assert_eq!(tags["models"][0]["name"], VECTORS);
+    assert_eq!(server.get("/api/ps").ok()["models"][0]["name"], VECTORS);
+    assert!(server.get("/api/version").ok()["version"].is_string());
+    let shown = server.post("/api/show", &json!({ "model": format!("{VECTORS}:latest") }).to_string()).ok();
+    assert_eq!(shown["capabilities"], json!(["embedding"]));
+    let family = shown["model_info"]["general.architecture"].as_str().unwrap();
+    assert!(!family.is_empty(), "{shown}");
+    assert_eq!(shown["model_info"][format!("{family}.embedding_length")], DIMENSIONS);
+    assert_eq!(shown["model_info"][format!("{family}.context_length")], 128);
+    assert_eq!(server.post("/api/show", r#"{"model": "none"}"#).status, 404);
+    let unknown = server.post("/api/show", &json!({ "model": VECTORS, "colour": 1 }).to_string());
+    assert!(unknown.status == 400 && unknown.json()["error"].as_str().unwrap().contains("colour"));
 }
 
 #[test]

@@ -76,11 +76,21 @@ fn every_family_has_help_and_type_in_both_formats() {
         "vllm:prompt_tokens_total",
         "vllm:generation_tokens_total",
         "vllm:num_preemptions_total",
+        "vllm:prefix_cache_queries_total",
         "vllm:prefix_cache_hits_total",
+        "vllm:request_prefill_time_seconds_count",
     ] {
         assert!(text.contains_key(&format!("{name}{{model_name=\"tiny\"}}")), "{name}");
     }
     assert!(text["vllm:generation_tokens_total{model_name=\"tiny\"}"] > 0.0, "the control: a reply was counted");
+    assert!(text["vllm:prefix_cache_queries_total{model_name=\"tiny\"}"] > 0.0, "its prompt was looked up");
+    let blocks = text["pellucid_kv_blocks"];
+    let info: Vec<&String> = text.keys().filter(|name| name.starts_with("vllm:cache_config_info{")).collect();
+    let [cache] = info[..] else { panic!("one line of sizes: {info:?}") };
+    assert!(cache.contains(&format!("num_gpu_blocks=\"{blocks}\"")) && cache.contains("block_size=\"32\""), "{cache}");
+    assert!(text.keys().any(|name| name.starts_with("vllm:lora_requests_info{") && name.contains("max_lora=\"0\"")));
+    assert_eq!(text["pellucid_prefill_seconds_count"], 1.0);
+    assert!(text["pellucid_prefill_seconds_sum"] > 0.0);
     // A scrape counts itself for the next one.
     let names = |samples: &HashMap<String, f64>| {
         let mut names: Vec<String> = samples.keys().filter(|name| !name.contains("/metrics")).cloned().collect();
@@ -88,4 +98,20 @@ fn every_family_has_help_and_type_in_both_formats() {
         names
     };
     assert_eq!(names(&text), names(&open_metrics));
+}
+
+#[test]
+fn a_model_tells_the_size_of_a_block_by_which_memory_is_counted() {
+    let server = Server::start();
+    server.complete(&format!("\"prompt\":\"{}\",\"max_tokens\":1", "a".repeat(100))).ok();
+    server.until("pellucid_kv_blocks_in_use", 0.0);
+    let block = server.get("/v1/models/tiny").ok()["kv_block"].clone();
+    let samples = check(&scrape(&server, None).text(), false);
+    let blocks = samples["pellucid_kv_blocks_idle"];
+    assert_eq!(blocks, (100 / block["positions"].as_u64().unwrap()) as f64, "whole blocks stay in the prefix cache");
+    let bytes: f64 = (samples.iter())
+        .filter(|(series, _)| series.starts_with("pellucid_tenant_kv_bytes{"))
+        .map(|(_, bytes)| bytes)
+        .sum();
+    assert_eq!(bytes, blocks * block["bytes"].as_f64().unwrap());
 }

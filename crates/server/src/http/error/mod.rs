@@ -213,6 +213,12 @@ impl From<EngineError> for ApiError {
             }
             // Without the number of waiting requests, which would show the activity of other tenants.
             EngineError::QueueFull => ApiError::too_many("queue_full", error.to_string(), RETRY_SOON_S),
+            // Clients repeat a 408, 409, 429 or 5xx on their own, which would undo the cancellation.
+            EngineError::Cancelled => ApiError::refused(
+                StatusCode::FORBIDDEN,
+                "cancelled_by_operator",
+                "an operator of this server cancelled the request before its reply was complete",
+            ),
             EngineError::Stopped => ApiError::unavailable("engine_stopped", "the engine has stopped", 30),
             EngineError::OutOfMemory(_) => {
                 tracing::error!(%error, "a step ran out of device memory");
@@ -223,7 +229,7 @@ impl From<EngineError> for ApiError {
                 ApiError::unavailable("device_lost", error.to_string(), 30)
             }
             EngineError::Sampling(error) => error.into(),
-            EngineError::Model(_) | EngineError::Internal(_) => {
+            EngineError::Model(_) | EngineError::StatefulDraftModel { .. } | EngineError::Internal(_) => {
                 tracing::error!(%error, "a request failed in the engine");
                 ApiError::internal()
             }

@@ -314,14 +314,14 @@ pub(crate) async fn compute(
     let num_tokens = inputs.iter().map(|input| input.ids.len()).sum();
     // Values twice: as the model returns them, and as they are written.
     let held = inputs.len() * model.info().num_dimensions * 2 * size_of::<f32>() + num_tokens * size_of::<u32>();
-    let charged = permit.hold(held + PIECES_IN_FLIGHT).and_then(|()| permit.charge_prompt(num_tokens, false));
+    let charged = permit.hold(held + PIECES_IN_FLIGHT).and_then(|()| permit.charge_prompt(num_tokens, false, 0));
     if let Err(error) = charged {
         app.metrics.count(&caller.tenant.config.name, Some(model.index()), Outcome::Limited);
         permit.refuse(&error);
         return Err(error);
     }
     let tenant = permit.tenant.id;
-    let mut account = Account::open_for_vectors(app, permit, model.index(), &caller.request_id, num_tokens);
+    let mut account = Account::open_for_vectors(app, permit, model.index(), caller, num_tokens);
     let (sender, receiver) = tokio::sync::oneshot::channel();
     let ticket = match model.handle.submit(tenant, inputs, move |result| _ = sender.send(result)) {
         Ok(ticket) => ticket,

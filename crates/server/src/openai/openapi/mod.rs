@@ -78,6 +78,9 @@ impl ToSchema for CompletionRequest {
 /// Schemas of requests to the model that computes vectors.
 const EMBEDDER_REQUESTS: [&str; 3] = ["EmbeddingRequest", "RerankRequest", "OllamaEmbedRequest"];
 
+/// Schemas of requests that may name a model of any purpose.
+const ANY_MODEL: [&str; 2] = ["ModelRequest", "OllamaShowRequest"];
+
 /// Returns an example of a request.
 fn example(name: &str, model: &str) -> Option<Value> {
     let messages = json!([{ "role": "user", "content": "Why is the sky blue?" }]);
@@ -134,19 +137,25 @@ const STRICT: [&str; 20] = [
 /// Routes for which a server needs a model that computes vectors.
 const EMBEDDER_ROUTES: [&str; 3] = ["/v1/embeddings", "/v1/rerank", "/api/embed"];
 /// Routes that serve every kind of model. All others need a model that generates text.
-const COMMON_ROUTES: [&str; 12] = [
+const COMMON_ROUTES: [&str; 18] = [
     "/",
     "/docs",
     "/openapi.json",
     "/health",
     "/ready",
     "/metrics",
+    "/requests",
+    "/requests/{id}",
     "/models",
     "/models/load",
     "/models/unload",
     "/v1/models",
     "/v1/models/{id}",
     "/api/pull",
+    "/api/tags",
+    "/api/ps",
+    "/api/show",
+    "/api/version",
 ];
 
 /// Refuses a route that none of the server's models can serve.
@@ -207,7 +216,7 @@ pub(crate) fn document(mut api: OpenApi, has_keys: bool, app: &App, names_models
         fit_ids(schema, vocab_size.unwrap_or(MAX_VOCAB_SIZE));
         // A key may not know all of several models.
         let may_name = names_models && (!has_keys || app.models.entries().len() == 1);
-        let is_named = |model: &&ServedModel| may_name && (model.purpose == purpose || name == "ModelRequest");
+        let is_named = |model: &&ServedModel| may_name && (model.purpose == purpose || ANY_MODEL.contains(&name));
         let of_purpose = app.models.entries().iter().filter(is_named);
         let names: Vec<&str> = of_purpose.flat_map(|model| model.names()).collect();
         let id = names.first().copied().unwrap_or("MODEL").to_owned();

@@ -78,10 +78,9 @@ fn read_tool(path: String, value: Json) -> Result<Tool, ApiError> {
     let name = fields::string(&name_path, function.required("name")?, MAX_WORD_LEN)?;
     let description = function.string("description", MAX_DESCRIPTION_LEN)?;
     let parameters = function.take("parameters").map(Json::into_value);
-    // Arguments satisfy the schema with `strict` and without.
-    function.boolean("strict")?;
+    let is_strict = function.boolean("strict")?.unwrap_or(false);
     function.finish()?;
-    Ok(Tool { name, description, parameters, definition: Some(definition) })
+    Ok(Tool { name, description, parameters, is_strict, definition: Some(definition) })
 }
 
 fn read_choice(path: &str, value: Json) -> Result<ToolChoice, ApiError> {

@@ -30,8 +30,9 @@ fn named() -> Value {
 }
 
 pub(crate) fn tools() -> RefOr<Schema> {
-    let description = "Tools that the model may call. Arguments of a call always satisfy `parameters`, with `strict` \
-                       and without";
+    let description = "Tools that the model may call. Arguments of a call satisfy `parameters`. A keyword of the \
+                       schema that is not enforced is refused with `strict`; otherwise `pellucid.not_enforced` of the \
+                       reply names it";
     let function = json!({ "type": "object", "required": ["name"], "additionalProperties": false, "properties": {
         "name": name(),
         "description": { "type": ["string", "null"], "maxLength": MAX_DESCRIPTION_LEN / 4 },

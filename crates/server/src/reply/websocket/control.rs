@@ -85,11 +85,12 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
     let SamplingParams { seed, logprobs, .. } = sampling.params;
     let params = SamplingParams { seed, logprobs, ..fields.params(model)? };
     model.engine.check_sampling(&params)?;
-    Ok(Sampling { fields, params, is_beam_search: false, has_grammar: sampling.has_grammar })
+    let Sampling { has_grammar, not_enforced, explains_cache, .. } = sampling.clone();
+    Ok(Sampling { fields, params, is_beam_search: false, has_grammar, not_enforced, explains_cache })
 }
 
 /// Request fields that are known but cannot be changed in flight.
-const FIXED: [&str; 18] = [
+const FIXED: [&str; 20] = [
     "model",
     "messages",
     "max_tokens",
@@ -104,6 +105,8 @@ const FIXED: [&str; 18] = [
     "cache_salt",
     "loop_guard",
     "trace",
+    "probe",
+    "explain_cache",
     "timeout_ms",
     "chat_template_kwargs",
     "speculate",

@@ -54,8 +54,9 @@ impl<'a> Dialogue<'a> {
         Dialogue { app, caller, reply, writer, processing: None, pending: VecDeque::new() }
     }
 
-    /// Sends the reply. Returning early drops it, which cancels it.
-    pub(super) async fn run<S>(mut self, socket: &mut Socket<S>) -> Result<(), CloseReason>
+    /// Sends the reply. Dropping the dialogue before its end cancels the reply. It is borrowed because a future that
+    /// owned it would hold it twice, and futures of tasks must stay below 8 KiB.
+    pub(super) async fn run<S>(&mut self, socket: &mut Socket<S>) -> Result<(), CloseReason>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
@@ -155,7 +156,7 @@ impl<'a> Dialogue<'a> {
         OutOfMemory.into()
     }
 
-    async fn finish<S: AsyncRead + AsyncWrite + Unpin>(mut self, socket: &mut Socket<S>) -> Result<(), CloseReason> {
+    async fn finish<S: AsyncRead + AsyncWrite + Unpin>(&mut self, socket: &mut Socket<S>) -> Result<(), CloseReason> {
         let summary = self.reply.close();
         let mut chunk = ReplyBuffer::default();
         let numbers = Numbers::new(&self.reply.sampling, &summary);

@@ -121,6 +121,8 @@ fn a_request_without_a_prompt_loads_the_model() {
     for (path, field) in [("/api/chat", "message"), ("/api/generate", "response")] {
         let reply = post(&server, path, &json!({ "model": "tiny", "keep_alive": "5m" })).ok();
         assert_eq!((&reply["done_reason"], reply[field].is_null()), (&json!("load"), false), "{reply}");
+        let unknown = post(&server, path, &json!({ "model": "none", "keep_alive": "5m" }));
+        assert_eq!(unknown.status, 404, "a model that does not exist is not loaded");
         let unload = post(&server, path, &json!({ "model": "tiny", "keep_alive": 0 }));
         assert_eq!(unload.status, 400);
     }

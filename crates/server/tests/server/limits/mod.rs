@@ -3,5 +3,6 @@
 mod access;
 mod client_memory;
 mod connections;
+mod operators;
 mod requests_in_flight;
 mod websocket;

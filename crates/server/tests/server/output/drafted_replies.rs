@@ -1,9 +1,13 @@
 //! Speculation through the API: replies are the same with drafters, and say what was drafted.
 
 use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
 use crate::support::{Server, Setup, chat_body, completion_body};
 use pellucid_engine::{DraftContext, Drafter};
+use pellucid_generate::{
+    Guard, GuardError, Guards, OnGuardError, Passage, PromptText, ReplyScanner, ReplyText, Scan, Verdict,
+};
 use serde_json::{Value, json};
 
 /// Remembers the outputs of earlier requests and proposes them again. Every `spoiled_every`th token is a wrong one.
@@ -38,7 +42,8 @@ fn with_drafter(spoiled_every: usize) -> Server {
     Server::with(Setup { drafter: Echo::boxed(spoiled_every), ..Setup::default() })
 }
 
-/// Returns a reply or chunk without what may differ: ids, times, padding, a random seed, and what was drafted.
+/// Returns a reply or chunk without what may differ: ids, times, padding, a random seed, what was drafted, and with
+/// which other sequences a token was computed.
 fn without_drafts(mut reply: Value) -> Value {
     for name in ["id", "created", "obfuscation"] {
         reply.as_object_mut().unwrap().remove(name);
@@ -46,6 +51,7 @@ fn without_drafts(mut reply: Value) -> Value {
     for choice in reply["choices"].as_array_mut().unwrap() {
         for token in choice.get_mut("trace").and_then(Value::as_array_mut).into_iter().flatten() {
             token.as_object_mut().unwrap().remove("proposal").expect("null if nothing was proposed");
+            token.as_object_mut().unwrap().remove("batch_size").expect("the number of sequences in the step");
         }
     }
     if let Some(pellucid) = reply.get_mut("pellucid").and_then(Value::as_object_mut) {
@@ -109,7 +115,72 @@ fn replies_are_the_same_with_a_drafter() {
     assert!(counts("accepted") > 500 && counts("rejected") > 100, "{} {}", counts("accepted"), counts("rejected"));
     let theirs = drafted.metric("vllm:spec_decode_num_draft_tokens_total");
     assert_eq!(theirs as u64, counts("accepted") + counts("rejected"));
+    let num_drafts = drafted.metric("vllm:spec_decode_num_drafts_total");
+    assert!(num_drafts > 0.0 && num_drafts <= theirs, "{num_drafts} drafts of {theirs} tokens");
     assert_eq!(drafted.metric("vllm:spec_decode_num_accepted_tokens_total") as u64, counts("accepted"));
+}
+
+/// The texts that a [`Recorder`] is given, by the order of the replies.
+type Seen = Arc<Mutex<Vec<String>>>;
+
+/// A guard that passes everything, and records what it is given of each reply.
+#[derive(Debug, Default)]
+struct Recorder {
+    seen: Seen,
+}
+
+impl Guard for Recorder {
+    fn name(&self) -> &'static str {
+        "recorder"
+    }
+
+    fn judge_prompt(&self, _: &PromptText) -> Result<Verdict, GuardError> {
+        Ok(Verdict::Pass)
+    }
+
+    fn judge_reply(&self, _: &PromptText, _: &ReplyText) -> Result<Verdict, GuardError> {
+        Err(GuardError("the scanner judges replies".into()))
+    }
+
+    fn scanner(&self) -> Option<Box<dyn ReplyScanner>> {
+        let mut seen = self.seen.lock().unwrap();
+        seen.push(String::new());
+        Some(Box::new(Recording { seen: self.seen.clone(), index: seen.len() - 1, num_pieces: 0 }))
+    }
+}
+
+#[derive(Debug)]
+struct Recording {
+    seen: Seen,
+    index: usize,
+    num_pieces: usize,
+}
+
+impl ReplyScanner for Recording {
+    fn push(&mut self, piece: usize, _: Passage, text: &str) -> Scan {
+        self.seen.lock().unwrap()[self.index] += text;
+        self.num_pieces = piece + 1;
+        Scan::Passed(self.num_pieces)
+    }
+
+    fn finish(&mut self) -> Scan {
+        Scan::Passed(self.num_pieces)
+    }
+}
+
+#[test]
+fn a_guard_sees_only_tokens_that_the_model_chose() {
+    let recorder = Recorder::default();
+    let seen = recorder.seen.clone();
+    let guards = Guards::new(vec![Arc::new(recorder)], OnGuardError::Closed);
+    let server = Server::with(Setup { drafter: Echo::boxed(3), guards, ..Setup::default() });
+    let reply = repeated(&server, "\"seed\":7,\"max_tokens\":60,\"ignore_eos\":true");
+    let counts = &reply["pellucid"]["speculation"];
+    assert!(counts["accepted"].as_u64() > Some(10) && counts["rejected"].as_u64() > Some(10), "{counts}");
+    let text = reply["choices"][0]["text"].as_str().unwrap();
+    // A guard is also asked for a scanner to learn whether it has one.
+    let seen: Vec<String> = seen.lock().unwrap().iter().filter(|text| !text.is_empty()).cloned().collect();
+    assert_eq!(seen, [text; 3]);
 }
 
 /// Completes with a server until its drafter knows the reply, and returns the last reply.

@@ -1,11 +1,12 @@
 //! Guards over HTTP: refusals of prompts, replies that end with `content_filter`, metrics.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::support::socket::Socket;
 use crate::support::{Server, Setup, chat_body};
 use pellucid_generate::{Guard, GuardError, Guards, OnGuardError, PatternGuard, PromptText, ReplyText, Verdict};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn guarded(patterns: &str) -> Server {
     let guard = PatternGuard::parse(patterns).unwrap();
@@ -78,6 +79,50 @@ fn a_blocked_prompt_gets_400_and_never_reaches_the_engine() {
     server.chat("").ok();
 }
 
+/// A guard that passes prompts and never comes to a verdict on a reply.
+#[derive(Debug)]
+struct Silent;
+
+impl Guard for Silent {
+    fn name(&self) -> &'static str {
+        "silent"
+    }
+
+    fn judge_prompt(&self, _: &PromptText) -> Result<Verdict, GuardError> {
+        Ok(Verdict::Pass)
+    }
+
+    fn judge_reply(&self, _: &PromptText, _: &ReplyText) -> Result<Verdict, GuardError> {
+        Err(GuardError("no answer".into()))
+    }
+}
+
+#[test]
+fn traces_show_the_verdicts_on_each_token() {
+    const TRACED: &str = "\"max_tokens\":12,\"ignore_eos\":true,\"seed\":1,\"trace\":true";
+    let verdicts = |server: &Server, fields: &str| -> Vec<Value> {
+        let reply = server.chat(fields).ok();
+        reply["choices"][0]["trace"].as_array().unwrap().iter().map(|trace| trace["guards"].clone()).collect()
+    };
+    let passed = json!({ "guard": "patterns", "verdict": "passed" });
+    let patterns = || Arc::new(PatternGuard::parse("no such text").unwrap());
+    let server = guarded("no such text");
+    assert_eq!(verdicts(&server, TRACED), vec![json!([passed]); 12]);
+    // Streams show the same verdicts.
+    let body = chat_body(&format!("{TRACED},\"stream\":true"));
+    let chunks = server.stream("/v1/chat/completions", &body).chunks();
+    let choices = chunks.iter().flat_map(|chunk| chunk["choices"].as_array().into_iter().flatten());
+    let traces = choices.flat_map(|choice| choice["trace"].as_array().into_iter().flatten());
+    assert_eq!(traces.map(|trace| trace["guards"].clone()).collect::<Vec<_>>(), vec![json!([passed]); 12]);
+    // A guard that fails and lets tokens pass says so, beside the verdict of the other.
+    let guards = Guards::new(vec![patterns(), Arc::new(Silent)], OnGuardError::Open);
+    let failed = json!({ "guard": "silent", "verdict": "failed" });
+    let open = Server::with(Setup { guards, ..Setup::default() });
+    assert_eq!(verdicts(&open, TRACED), vec![json!([passed, failed]); 12]);
+    // Without a guard there is no verdict.
+    assert_eq!(verdicts(&Server::start(), TRACED), vec![Value::Null; 12]);
+}
+
 /// A guard that never comes to a verdict on a prompt.
 #[derive(Debug)]
 struct Broken;
@@ -103,4 +148,39 @@ fn a_guard_that_fails_closes_unless_the_operator_says_otherwise() {
     let (_, code) = with(OnGuardError::Closed).chat("").refused(503);
     assert_eq!(code.as_deref(), Some("content_filter_failed"));
     with(OnGuardError::Open).chat("").ok();
+}
+
+/// A guard that passes everything, slowly.
+#[derive(Debug)]
+struct Slow;
+
+const VERDICT_TIME: Duration = Duration::from_millis(20);
+
+impl Guard for Slow {
+    fn name(&self) -> &'static str {
+        "slow"
+    }
+
+    fn judge_prompt(&self, _: &PromptText) -> Result<Verdict, GuardError> {
+        std::thread::sleep(VERDICT_TIME);
+        Ok(Verdict::Pass)
+    }
+
+    fn judge_reply(&self, _: &PromptText, _: &ReplyText) -> Result<Verdict, GuardError> {
+        std::thread::sleep(VERDICT_TIME);
+        Ok(Verdict::Pass)
+    }
+}
+
+#[test]
+fn replies_tell_the_time_that_guards_took() {
+    let guard_ms = |guards: Vec<Arc<dyn Guard>>| {
+        let server = Server::with(Setup { guards: Guards::new(guards, OnGuardError::Closed), ..Setup::default() });
+        server.chat("\"max_tokens\":12,\"ignore_eos\":true").ok()["pellucid"]["timings"]["guard_ms"].as_f64()
+    };
+    let patterns = || Arc::new(PatternGuard::parse("no such text").unwrap());
+    let both = 2.0 * VERDICT_TIME.as_secs_f64() * 1e3;
+    assert!(guard_ms(vec![Arc::new(Slow)]).unwrap() >= both, "one verdict on the prompt and one on the reply");
+    assert!(guard_ms(vec![patterns(), Arc::new(Slow)]).unwrap() >= both);
+    assert!(guard_ms(vec![patterns()]).unwrap() > 0.0, "a scanner takes time as well");
 }

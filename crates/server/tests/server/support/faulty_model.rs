@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use pellucid_model::{Batch, Decoder, DecoderConfig, Error, KvMemory, Logits, Model};
+use pellucid_model::{AttentionRows, Batch, Decoder, DecoderConfig, Error, KvMemory, Logits, Model, ProbeQuery};
 use pellucid_tensor::Error as DeviceError;
 
 /// A model whose steps can be delayed, held up, and made to fail.
@@ -67,5 +67,15 @@ impl Model for FaultyModel {
             }
         }
         Ok(())
+    }
+
+    fn probe(
+        &mut self,
+        batch: &Batch,
+        kv: &mut KvMemory,
+        query: &ProbeQuery,
+        on_layer: &mut dyn FnMut(&[f32]),
+    ) -> Result<Option<AttentionRows>, Error> {
+        self.model.probe(batch, kv, query, on_layer)
     }
 }

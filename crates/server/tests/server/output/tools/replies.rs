@@ -194,6 +194,60 @@ fn the_choice_among_tools_is_honoured() {
     }
 }
 
+/// Tokens of calls have no entry in `logprobs`, as in OpenAI's API; traces have all of them.
+#[test]
+fn log_probabilities_beside_calls_are_the_models_own() {
+    let server = server();
+    let fields = json!({ "tool_choice": "required", "logprobs": true, "trace": true });
+    let reply = (0..8).map(|seed| {
+        let mut fields = fields.clone();
+        fields["seed"] = seed.into();
+        ask(&server, &fields).ok()
+    });
+    let reply = reply.into_iter().find(|reply| reply["choices"][0]["finish_reason"] == "tool_calls").unwrap();
+    let choice = &reply["choices"][0];
+    let listed = choice["logprobs"]["content"].as_array().unwrap();
+    let joined: String = listed.iter().map(|token| token["token"].as_str().unwrap()).collect();
+    assert_eq!(joined, choice["message"]["content"].as_str().unwrap_or_default());
+    let traces = choice["trace"].as_array().unwrap();
+    let text: String = traces.iter().map(|trace| trace["text"].as_str().unwrap()).collect();
+    let names_and_arguments = calls(choice).into_iter().map(|call| call["function"].clone());
+    for function in names_and_arguments {
+        let (name, arguments) = (function["name"].as_str().unwrap(), function["arguments"].as_str().unwrap());
+        assert!(text.contains(name) && text.contains(arguments), "{text}: {function}");
+    }
+    // The same tokens, scored as a prompt without any grammar.
+    let user = json!([{ "role": "user", "content": "hi" }]);
+    let prompt =
+        server.post("/tokenize", &json!({ "model": "tiny", "messages": user, "tools": tools() }).to_string()).ok();
+    let mut ids = prompt["tokens"].as_array().unwrap().clone();
+    let num_prompt = ids.len();
+    assert_eq!(reply["usage"]["prompt_tokens"], num_prompt);
+    ids.extend(traces.iter().map(|trace| trace["id"].clone()));
+    let request = json!({ "model": "tiny", "prompt": ids, "echo": true, "logprobs": 0, "max_tokens": 1 });
+    let scored = server.post("/v1/completions", &request.to_string()).ok();
+    let scores = scored["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+    let own: Vec<&Value> = traces.iter().map(|trace| &trace["logprob"]).collect();
+    assert_eq!(own, scores[num_prompt..num_prompt + own.len()].iter().collect::<Vec<_>>());
+}
+
+/// A vocabulary without brackets cannot spell a call; a request for one is refused before anything is generated.
+#[test]
+fn calls_that_the_vocabulary_cannot_spell_are_refused() {
+    let server = Server::with(Setup { template: TEMPLATE, context_len: 2048, ..Setup::default() });
+    let reply = ask(&server, &json!({ "tool_choice": "required" }));
+    let text = reply.text();
+    let (param, code) = reply.refused(400);
+    let place = Some("tools[0].function.parameters");
+    assert_eq!((param.as_deref(), code.as_deref()), (place, Some("invalid_grammar")), "{text}");
+    assert!(text.contains("vocabulary cannot spell the character '{'"), "{text}");
+    ask(&server, &json!({ "tool_choice": "auto", "max_tokens": 2 })).ok();
+    let format = json!({ "type": "json_object" });
+    let reply = ask(&server, &json!({ "tools": [], "response_format": format }));
+    assert_eq!(reply.refused(400).1.as_deref(), Some("invalid_grammar"));
+    ask(&server, &json!({ "tool_choice": "none", "max_tokens": 2 })).ok();
+}
+
 #[test]
 fn a_call_that_is_cut_off_says_so() {
     let server = server();
@@ -210,16 +264,105 @@ fn a_call_that_is_cut_off_says_so() {
 }
 
 #[test]
-fn schemas_that_cannot_be_enforced_are_refused_with_their_tool() {
+fn schemas_that_cannot_be_enforced_are_refused_with_their_tool_if_it_is_strict() {
     let server = server();
     let mut tools = tools();
     tools[1]["function"]["parameters"] = json!({ "type": "object", "properties": { "a": { "uniqueItems": true } } });
+    tools[1]["function"]["strict"] = true.into();
     let reply = ask(&server, &json!({ "tools": tools }));
     let text = reply.text();
     assert_eq!(reply.refused(400).0.as_deref(), Some("tools[1].function.parameters"), "{text}");
     assert!(text.contains("#/properties/a/uniqueItems"), "{text}");
     let reply = ask(&server, &json!({ "beam_width": 2, "temperature": null }));
     assert_eq!(reply.refused(400).0.as_deref(), Some("tools"));
+}
+
+/// A tool with a keyword that is not enforced, in the shape of each API, and its name in the reply.
+#[test]
+fn replies_name_the_keywords_that_are_not_enforced() {
+    let server = server();
+    let schema = json!({ "type": "object", "properties": {
+        "days": { "type": "integer", "minimum": 1, "maximum": 9 },
+        "tags": { "type": "array", "items": { "enum": ["x", "y"] }, "maxItems": 2, "uniqueItems": true } },
+        "required": ["days", "tags"], "additionalProperties": false });
+    let function = json!({ "name": "plan", "parameters": schema, "strict": false });
+    let name = "tools[3].function.parameters.properties.tags.uniqueItems";
+    let mut all = tools();
+    all.as_array_mut().unwrap().push(json!({ "type": "function", "function": function }));
+    let fields = json!({ "tools": all, "tool_choice": { "type": "function", "function": { "name": "plan" } } });
+    let mut num_calls = 0;
+    for seed in 0..4 {
+        let mut fields = fields.clone();
+        fields["seed"] = seed.into();
+        let reply = ask(&server, &fields).ok();
+        assert_eq!(reply["pellucid"]["not_enforced"], json!([name]));
+        if reply["choices"][0]["finish_reason"] != "tool_calls" {
+            continue;
+        }
+        for call in calls(&reply["choices"][0]) {
+            let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+            let tags = arguments["tags"].as_array().unwrap();
+            assert!((1..=9).contains(&arguments["days"].as_i64().unwrap()), "{arguments}");
+            assert!(tags.len() <= 2 && tags.iter().all(|tag| tag == "x" || tag == "y"), "{arguments}");
+            num_calls += 1;
+        }
+    }
+    assert!(num_calls > 0);
+    let reply = ask(&server, &json!({ "max_tokens": 2 })).ok();
+    assert!(reply["pellucid"].get("not_enforced").is_none(), "{}", reply["pellucid"]);
+    // A call that is not offered has no part that could be broken.
+    let named = json!({ "type": "function", "function": { "name": "ring" } });
+    let reply = ask(&server, &json!({ "tools": all, "tool_choice": named })).ok();
+    assert!(reply["pellucid"].get("not_enforced").is_none(), "{}", reply["pellucid"]);
+    let mut fields = fields;
+    fields["stream"] = true.into();
+    let chunks = server.stream(CHAT, &body(&fields)).chunks();
+    assert_eq!(chunks.iter().find_map(|chunk| chunk["pellucid"].get("not_enforced")), Some(&json!([name])));
+
+    let user = json!([{ "role": "user", "content": "hi" }]);
+    let tool = json!({ "name": "plan", "input_schema": schema });
+    let request = json!({ "model": "tiny", "max_tokens": 4, "messages": user, "tools": [tool] });
+    let headers = [("Content-Type", "application/json"), ("anthropic-version", "2023-06-01")];
+    let message = server.request("POST", "/v1/messages", &headers, request.to_string().as_bytes()).ok();
+    assert_eq!(message["pellucid"]["not_enforced"], json!(["tools[0].input_schema.properties.tags.uniqueItems"]));
+
+    let tool = json!({ "type": "function", "name": "plan", "parameters": schema, "strict": false });
+    let request = json!({ "model": "tiny", "max_output_tokens": 16, "input": "hi", "tools": [tool] });
+    let response = server.post("/v1/responses", &request.to_string()).ok();
+    assert_eq!(response["pellucid"]["not_enforced"], json!(["tools[0].parameters.properties.tags.uniqueItems"]));
+
+    let request = json!({ "model": "tiny", "messages": user, "stream": false, "options": { "num_predict": 4 },
+        "tools": [{ "type": "function", "function": function }] });
+    let reply = server.post("/api/chat", &request.to_string()).ok();
+    let name = "tools[0].function.parameters.properties.tags.uniqueItems";
+    assert_eq!(reply["pellucid"]["not_enforced"], json!([name]));
+}
+
+/// The lists of tools that agents and servers of the Model Context Protocol send are accepted as they are.
+#[test]
+fn published_lists_of_tools_are_accepted() {
+    let tiny = TinyModel { has_brackets: true, ..TinyModel::default() };
+    // The prompt has only the names, because this model takes seconds for all schemas.
+    let template = TEMPLATE.replace("t | tojson", "t.function.name").leak();
+    let server = Server::with(Setup { template, tiny, context_len: 2048, ..Setup::default() });
+    let published: Value =
+        serde_json::from_str(include_str!("../../../../../grammar/fixtures/mcp_tools.json")).unwrap();
+    let reply = ask(&server, &json!({ "tools": published, "tool_choice": "required", "max_tokens": 8 })).ok();
+    assert_eq!(reply["pellucid"]["not_enforced"].as_array().unwrap().len(), 16, "{}", reply["pellucid"]);
+    for recorded in [
+        include_str!("../../../../../../tests/clients/fixtures/claude-code-task.json"),
+        include_str!("../../../../../../tests/clients/fixtures/opencode-tool-result.json"),
+    ] {
+        let recorded: Value = serde_json::from_str(recorded).unwrap();
+        let tool = |tool: &Value| match tool.get("input_schema") {
+            Some(schema) => json!({ "type": "function", "function": { "name": tool["name"], "parameters": schema } }),
+            None => tool.clone(),
+        };
+        let tools: Value = recorded["body"]["tools"].as_array().unwrap().iter().map(tool).collect();
+        let template = json!({ "tools": tools, "tool_choice": "required", "max_tokens": 4 });
+        let response = ask(&server, &template);
+        assert!(response.ok()["pellucid"].get("not_enforced").is_none(), "agents that were recorded need nothing else");
+    }
 }
 
 #[test]

@@ -1,13 +1,17 @@
 //! Several models in one server: chosen by name, loaded on demand within the memory for all, unloaded when others need
 //! it, and never while a request uses them.
 
+mod additions;
+mod waiting;
+
 use std::io::BufReader;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pellucid_server::{
-    KeepAlive, LoadModel, ModelSource, OpenModel, Purpose, ServedModel, ServedModels, SharedTenants, TenantConfig,
+    FindModels, KeepAlive, LoadModel, ModelPuller, ModelSource, OpenModel, Purpose, ServedModel, ServedModels,
+    SharedTenants, TenantConfig,
 };
 use pellucid_testing::TinyModel;
 use serde_json::{Value, json};
@@ -76,6 +80,7 @@ struct Several {
     tenants: Vec<TenantConfig>,
     max_waiting: usize,
     plan: Arc<Plan>,
+    finder: Option<Arc<dyn FindModels>>,
 }
 
 impl Default for Several {
@@ -88,21 +93,31 @@ impl Default for Several {
             tenants: Vec::new(),
             max_waiting: 8,
             plan: Arc::default(),
+            finder: None,
         }
     }
 }
 
 impl Several {
     fn start(self) -> Server {
-        let mut setup = Setup { tenants: self.tenants, ..Setup::default() };
+        self.start_with(None, |_| ())
+    }
+
+    /// Starts a server that pulls models with `puller`. Passes a function that makes models of it to `prepare`.
+    fn start_with(
+        self,
+        puller: Option<Arc<dyn ModelPuller>>,
+        prepare: impl FnOnce(&dyn Fn(&'static str) -> ServedModel),
+    ) -> Server {
+        let mut setup = Setup { tenants: self.tenants, puller, ..Setup::default() };
         let tenants = setup.shared_tenants();
         let options = setup.options(&tenants);
         let faults = Arc::<Faults>::default();
-        let model = |id: &&'static str| ServedModel {
-            id: (*id).to_owned(),
-            aliases: if *id == VECTORS { vec!["text-embedding-3-small".into()] } else { vec![format!("{id}-alias")] },
-            purpose: if *id == VECTORS { Purpose::Vectors } else { Purpose::Text },
-            memory_bytes: if *id == "huge" { 100 * BYTES } else { BYTES },
+        let model = |id: &'static str| ServedModel {
+            id: id.to_owned(),
+            aliases: if id == VECTORS { vec!["text-embedding-3-small".into()] } else { vec![format!("{id}-alias")] },
+            purpose: if id == VECTORS { Purpose::Vectors } else { Purpose::Text },
+            memory_bytes: if id == "huge" { 100 * BYTES } else { BYTES },
             device: "a device for tests".into(),
             details: Default::default(),
             context_len: CONTEXT,
@@ -114,12 +129,14 @@ impl Several {
                 plan: self.plan.clone(),
             })),
         };
+        prepare(&model);
         let models = ServedModels {
-            models: self.models.iter().map(model).collect(),
+            models: self.models.iter().map(|id| model(id)).collect(),
             max_memory_bytes: self.max_memory_bytes,
             max_loaded: self.max_loaded,
             max_waiting: self.max_waiting,
             keep_alive: self.keep_alive,
+            finder: self.finder,
         };
         Server::run(models, options, tenants, faults)
     }
@@ -260,7 +277,10 @@ fn a_model_with_requests_in_flight_is_not_unloaded() {
     std::thread::scope(|scope| {
         let running = scope.spawn(|| text(&ask(&server, MODEL)));
         server.until("pellucid_sequences_running", 1.0);
-        let refused = ask(&server, WORDS);
+        // It waits as long as the request allows.
+        let mut body: Value = serde_json::from_str(&chat_body("\"max_tokens\":4,\"timeout_ms\":50")).unwrap();
+        body["model"] = json!(WORDS);
+        let refused = server.post("/v1/chat/completions", &body.to_string());
         let error = &json_of(&refused)["error"];
         assert_eq!((refused.status, &error["code"]), (503, &json!("model_does_not_fit")), "{error}");
         let message = "the model \"words\" needs 1.0 MB of memory, but of the 1.0 MB for all models, 1.0 MB are in use \
@@ -327,38 +347,6 @@ fn unused_models_are_unloaded_after_the_default_time() {
     assert!(
         server.get("/metrics").text().contains("pellucid_model_unloads_total{model=\"words\",reason=\"keep_alive\"}")
     );
-}
-
-#[test]
-fn requests_wait_for_a_model_that_is_being_loaded() {
-    let plan = Arc::<Plan>::default();
-    let gate = plan.gate.lock().unwrap();
-    let server = Several { plan: plan.clone(), models: vec![MODEL], max_waiting: 2, ..Several::default() }.start();
-    until_state(&server, MODEL, "loading");
-    let card = json_of(&server.get("/v1/models/tiny"));
-    assert_eq!(card["pellucid"]["progress"], 0.5, "{card}");
-    let send = || {
-        let headers = [("Content-Type", "application/json")];
-        server.send("POST", "/v1/chat/completions", &headers, chat_body("\"temperature\":0").as_bytes())
-    };
-    let until_waiting = |expected: usize| {
-        let waiting = || json_of(&server.get("/v1/models/tiny"))["pellucid"]["waiting"].clone();
-        let is_reached = (0..1000).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            waiting() == expected
-        });
-        assert!(is_reached, "{} requests wait instead of {expected}", waiting());
-    };
-    let (first, second) = (send(), send());
-    until_waiting(2);
-    let refused = ask(&server, MODEL);
-    assert_eq!((refused.status, &json_of(&refused)["error"]["code"]), (429, &json!("queue_full")));
-    // A client that disconnects no longer waits.
-    drop(second);
-    until_waiting(1);
-    drop(gate);
-    assert_eq!(text(&Response::read(&mut BufReader::new(first))), alone(MODEL));
-    assert_eq!(plan.num_loads.load(Ordering::SeqCst), 1, "all requests wait for the same load");
 }
 
 #[test]

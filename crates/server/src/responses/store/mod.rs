@@ -4,16 +4,25 @@
 //! tenant's responses, and a budget of bytes that all tenants share by the rule of [`ClientMemory`]. A tenant at a
 //! bound loses its own least recently used responses, never those of another tenant.
 //!
+//! If the operator gives a file, `database` repeats every change in it, and responses outlive the process.
+//!
 //! A response shares the items of the responses before it, so a long conversation is held once. Deleting or evicting a
 //! response takes away its id; its items stay while a later response continues it.
 
+mod restore;
+mod shown;
+
 use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 use pellucid_engine::TenantId;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::background::Running;
+use super::database::{Journal, Writer};
+use super::event_log::EventLog;
 use crate::limits::client_memory::{ClientMemory, HeldMemory};
 use crate::limits::tenants::Tenant;
 
@@ -33,6 +42,8 @@ pub(super) struct StoredItem {
 /// The items that one response added to a conversation: its input, then its output.
 #[derive(Debug)]
 pub(super) struct Turn {
+    /// Identifies the turn in the file of stored responses.
+    key: u64,
     items: Vec<StoredItem>,
     num_input: usize,
     _held: HeldMemory,
@@ -46,7 +57,17 @@ pub(super) struct StoredResponse {
     /// The JSON of the response before and after its output items.
     before: String,
     after: String,
+    /// Events of a background response.
+    events: Option<Arc<EventLog>>,
     _held: HeldMemory,
+}
+
+/// A response of a tenant.
+#[derive(Debug)]
+pub(super) enum Found {
+    /// A background response that is being generated.
+    Running(Arc<Running>),
+    Stored(Arc<StoredResponse>),
 }
 
 /// A response that is to be stored.
@@ -58,9 +79,22 @@ pub(super) struct NewResponse {
     pub(super) output: Vec<StoredItem>,
     pub(super) before: String,
     pub(super) after: String,
+    /// Events of a background response.
+    pub(super) events: Option<Arc<EventLog>>,
 }
 
 impl StoredResponse {
+    /// Whether it was generated in the background.
+    pub(super) fn is_background(&self) -> bool {
+        // `ResponseForm::before` writes this member before any text of a client.
+        self.events.is_some() || self.before.contains(",\"background\":true,")
+    }
+
+    /// Events of a background response, which only this process keeps; `None` for any other.
+    pub(super) fn events(&self) -> Option<&Arc<EventLog>> {
+        self.events.as_ref()
+    }
+
     /// Returns the turns of the conversation, this response included.
     pub(super) fn turns(&self) -> &[Arc<Turn>] {
         &self.turns
@@ -92,6 +126,14 @@ impl StoredResponse {
 }
 
 impl Turn {
+    pub(super) fn key(&self) -> u64 {
+        self.key
+    }
+
+    pub(super) fn num_input(&self) -> usize {
+        self.num_input
+    }
+
     pub(super) fn items(&self) -> &[StoredItem] {
         &self.items
     }
@@ -106,17 +148,25 @@ impl Turn {
 pub(crate) struct ResponseStore {
     memory: Arc<ClientMemory>,
     tenants: Mutex<HashMap<TenantId, TenantResponses>>,
+    /// Key of the next turn.
+    next_key: AtomicU64,
+    /// Repeats every change in a file. Dropped after `tenants`, whose journals it waits for.
+    writer: Option<Writer>,
 }
 
 /// The responses of one tenant.
 #[derive(Debug, Default)]
 struct TenantResponses {
+    name: Arc<str>,
+    journal: Option<Journal>,
     by_id: HashMap<String, Entry>,
     /// Ids by the time of their last use.
     by_use: BTreeMap<u64, String>,
     /// The turn that has an item, and the item's index in it. The newest turn wins.
     items: HashMap<String, (Arc<Turn>, usize)>,
     num_uses: u64,
+    /// Background responses that are being generated. The tenant's limit on requests bounds their number.
+    running: HashMap<String, Arc<Running>>,
 }
 
 #[derive(Debug)]
@@ -128,7 +178,23 @@ struct Entry {
 impl ResponseStore {
     /// Returns an empty store of at most `total` bytes.
     pub(crate) fn new(total: usize, num_tenants: usize, gauge: Gauge) -> ResponseStore {
-        ResponseStore { memory: Arc::new(ClientMemory::new(total, num_tenants, gauge)), tenants: Mutex::default() }
+        let memory = Arc::new(ClientMemory::new(total, num_tenants, gauge));
+        ResponseStore { memory, tenants: Mutex::default(), next_key: AtomicU64::new(1), writer: None }
+    }
+
+    /// Returns the responses of a tenant.
+    fn of_tenant<'a>(
+        &self,
+        tenants: &'a mut HashMap<TenantId, TenantResponses>,
+        tenant: &Tenant,
+    ) -> &'a mut TenantResponses {
+        let journal = || self.writer.as_ref().and_then(|writer| writer.journal.clone());
+        let new = || TenantResponses {
+            name: tenant.config.name.as_str().into(),
+            journal: journal(),
+            ..TenantResponses::default()
+        };
+        tenants.entry(tenant.id).or_insert_with(new)
     }
 
     /// Returns the budget, whose shares depend on the number of tenants.
@@ -141,8 +207,25 @@ impl ResponseStore {
     }
 
     /// Returns a tenant's response, which counts as used now.
-    pub(super) fn get(&self, tenant: &Tenant, id: &str) -> Option<Arc<StoredResponse>> {
-        self.lock().get_mut(&tenant.id)?.get(id)
+    pub(super) fn find(&self, tenant: &Tenant, id: &str) -> Option<Found> {
+        let mut tenants = self.lock();
+        let responses = tenants.get_mut(&tenant.id)?;
+        match responses.running.get(id) {
+            Some(running) => Some(Found::Running(running.clone())),
+            None => responses.get(id).map(Found::Stored),
+        }
+    }
+
+    /// Records a background response that is being generated.
+    pub(super) fn start(&self, tenant: &Tenant, id: &str, running: Arc<Running>) {
+        self.of_tenant(&mut self.lock(), tenant).running.insert(id.to_owned(), running);
+    }
+
+    /// Records that a background response is not generated any more.
+    pub(super) fn end(&self, tenant: &Tenant, id: &str) {
+        if let Some(responses) = self.lock().get_mut(&tenant.id) {
+            responses.running.remove(id);
+        }
     }
 
     /// Whether a tenant has no response, so that none of its requests can name a stored text.
@@ -157,9 +240,17 @@ impl ResponseStore {
         turn.items.get(*index).cloned()
     }
 
-    /// Removes a tenant's response. Returns whether there was one.
+    /// Removes a tenant's response, and ends it if it is being generated. Returns whether there was one.
     pub(super) fn remove(&self, tenant: &Tenant, id: &str) -> bool {
-        self.lock().get_mut(&tenant.id).is_some_and(|responses| responses.remove(id))
+        let mut tenants = self.lock();
+        let Some(responses) = tenants.get_mut(&tenant.id) else { return false };
+        match responses.running.remove(id) {
+            Some(running) => {
+                running.cancel();
+                true
+            }
+            None => responses.remove(id),
+        }
     }
 
     /// Maximum number of a tenant's responses.
@@ -167,28 +258,41 @@ impl ResponseStore {
         tenant.config.stored_responses.map_or(MAX_RESPONSES, |limit| limit as usize)
     }
 
-    /// Stores a response, at the cost of the tenant's least recently used ones. Returns false if it is too large.
-    pub(super) fn insert(&self, tenant: &Tenant, id: &str, new: NewResponse) -> bool {
+    /// Stores a response, at the cost of the tenant's least recently used ones. Returns `None` if it is too large.
+    pub(super) fn insert(&self, tenant: &Tenant, id: &str, new: NewResponse) -> Option<Arc<StoredResponse>> {
         let max_responses = ResponseStore::max_responses(tenant);
         if max_responses == 0 {
-            return false;
+            return None;
         }
-        let NewResponse { previous, input, output, before, after } = new;
-        let items = input.iter().chain(&output).map(|item| item.json.len() + 2 * item.id.len() + ITEM_BYTES);
-        let items: usize = items.sum();
+        let NewResponse { previous, input, output, before, after, events } = new;
+        let items = items_bytes(&input) + items_bytes(&output);
         let own = before.len() + after.len() + size_of_val(previous.as_slice()) + RESPONSE_BYTES;
         let mut tenants = self.lock();
-        let responses = tenants.entry(tenant.id).or_default();
-        let Some(turn_held) = responses.take(items, tenant, &self.memory) else { return false };
-        let Some(own_held) = responses.take(own, tenant, &self.memory) else { return false };
+        let responses = self.of_tenant(&mut tenants, tenant);
+        // A background response that is not there any more was deleted.
+        if events.is_some() && responses.running.remove(id).is_none() {
+            return None;
+        }
+        let turn_held = responses.take(items, tenant, &self.memory)?;
+        let own_held = responses.take(own, tenant, &self.memory)?;
         let num_input = input.len();
-        let turn = Arc::new(Turn { items: input.into_iter().chain(output).collect(), num_input, _held: turn_held });
+        let key = self.next_key.fetch_add(1, Ordering::Relaxed);
+        let items = input.into_iter().chain(output).collect();
+        let turn = Arc::new(Turn { key, items, num_input, _held: turn_held });
         let turns = previous.into_iter().chain([turn.clone()]).collect();
-        let response = Arc::new(StoredResponse { turns, before, after, _held: own_held });
+        let response = Arc::new(StoredResponse { turns, before, after, events, _held: own_held });
         while responses.by_id.len() >= max_responses && responses.evict() {}
-        responses.add(id, response, &turn);
-        true
+        if let Some(journal) = &responses.journal {
+            journal.insert(&responses.name, id, &response);
+        }
+        responses.add(id, response.clone(), &turn);
+        Some(response)
     }
+}
+
+/// Memory that is charged for items.
+fn items_bytes(items: &[StoredItem]) -> usize {
+    items.iter().map(|item| item.json.len() + 2 * item.id.len() + ITEM_BYTES).sum()
 }
 
 impl TenantResponses {
@@ -223,6 +327,7 @@ impl TenantResponses {
 
     fn remove(&mut self, id: &str) -> bool {
         let Some(entry) = self.by_id.remove(id) else { return false };
+        self.forget(id);
         self.by_use.remove(&entry.last_use);
         if let Some(turn) = entry.response.turns.last() {
             for item in &turn.items {
@@ -232,6 +337,13 @@ impl TenantResponses {
             }
         }
         true
+    }
+
+    /// Removes a response from the file.
+    fn forget(&self, id: &str) {
+        if let Some(journal) = &self.journal {
+            journal.remove(&self.name, id);
+        }
     }
 
     fn add(&mut self, id: &str, response: Arc<StoredResponse>, turn: &Arc<Turn>) {
@@ -268,7 +380,15 @@ mod tests {
     fn response(name: &str, num_bytes: usize, previous: &[Arc<Turn>]) -> NewResponse {
         let item = |prefix: &str| StoredItem { id: format!("{prefix}_{name}"), json: "x".repeat(num_bytes) };
         let (before, after) = ("{".to_owned(), "}".to_owned());
-        NewResponse { previous: previous.to_vec(), input: vec![item("in")], output: vec![item("out")], before, after }
+        let (input, output) = (vec![item("in")], vec![item("out")]);
+        NewResponse { previous: previous.to_vec(), input, output, before, after, events: None }
+    }
+
+    fn stored(store: &ResponseStore, tenant: &Tenant, id: &str) -> Option<Arc<StoredResponse>> {
+        match store.find(tenant, id)? {
+            Found::Stored(response) => Some(response),
+            Found::Running(_) => None,
+        }
     }
 
     fn store(units: usize) -> ResponseStore {
@@ -279,29 +399,29 @@ mod tests {
     fn a_tenant_finds_its_own_responses_only() {
         let store = store(1000);
         let [a, b] = tenants(None);
-        assert!(store.insert(&a, "r", response("r", 10, &[])));
-        assert!(store.get(&a, "r").is_some() && store.item(&a, "out_r").is_some());
-        assert!(store.get(&b, "r").is_none() && store.item(&b, "out_r").is_none());
+        assert!(store.insert(&a, "r", response("r", 10, &[])).is_some());
+        assert!(stored(&store, &a, "r").is_some() && store.item(&a, "out_r").is_some());
+        assert!(stored(&store, &b, "r").is_none() && store.item(&b, "out_r").is_none());
         assert!(!store.remove(&b, "r") && store.remove(&a, "r") && !store.remove(&a, "r"));
-        assert!(store.get(&a, "r").is_none() && store.item(&a, "out_r").is_none());
+        assert!(stored(&store, &a, "r").is_none() && store.item(&a, "out_r").is_none());
     }
 
     #[test]
     fn the_least_recently_used_response_is_evicted() {
         let store = store(1000);
         let [a, b] = tenants(Some(3));
-        assert!(store.insert(&b, "other", response("other", 10, &[])));
+        assert!(store.insert(&b, "other", response("other", 10, &[])).is_some());
         for name in ["r1", "r2", "r3"] {
-            assert!(store.insert(&a, name, response(name, 10, &[])));
+            assert!(store.insert(&a, name, response(name, 10, &[])).is_some());
         }
-        assert!(store.get(&a, "r1").is_some());
-        assert!(store.insert(&a, "r4", response("r4", 10, &[])));
-        let found = ["r1", "r2", "r3", "r4"].map(|name| store.get(&a, name).is_some());
+        assert!(stored(&store, &a, "r1").is_some());
+        assert!(store.insert(&a, "r4", response("r4", 10, &[])).is_some());
+        let found = ["r1", "r2", "r3", "r4"].map(|name| stored(&store, &a, name).is_some());
         assert_eq!(found, [true, false, true, true]);
         assert!(store.item(&a, "in_r2").is_none() && store.item(&a, "in_r3").is_some());
-        assert!(store.get(&b, "other").is_some());
+        assert!(stored(&store, &b, "other").is_some());
         let [none, _] = tenants(Some(0));
-        assert!(!store.insert(&none, "r", response("r", 10, &[])));
+        assert!(store.insert(&none, "r", response("r", 10, &[])).is_none());
     }
 
     #[test]
@@ -310,15 +430,15 @@ mod tests {
         let store = store(20);
         let [a, b] = tenants(None);
         for i in 0..50 {
-            assert!(store.insert(&a, &format!("a{i}"), response(&format!("a{i}"), 10, &[])));
+            assert!(store.insert(&a, &format!("a{i}"), response(&format!("a{i}"), 10, &[])).is_some());
         }
-        let found: Vec<usize> = (0..50).filter(|i| store.get(&a, &format!("a{i}")).is_some()).collect();
+        let found: Vec<usize> = (0..50).filter(|i| stored(&store, &a, &format!("a{i}")).is_some()).collect();
         assert_eq!(found, [45, 46, 47, 48, 49]);
         assert!(!store.is_empty(&a) && store.is_empty(&b));
-        assert!(store.insert(&b, "b", response("b", 10, &[])));
+        assert!(store.insert(&b, "b", response("b", 10, &[])).is_some());
         // A response that can never fit evicts nothing.
-        assert!(!store.insert(&a, "large", response("large", 20 * UNIT, &[])));
-        assert!(store.get(&a, "a49").is_some() && store.get(&b, "b").is_some());
+        assert!(store.insert(&a, "large", response("large", 20 * UNIT, &[])).is_none());
+        assert!(stored(&store, &a, "a49").is_some() && stored(&store, &b, "b").is_some());
     }
 
     #[test]
@@ -328,10 +448,10 @@ mod tests {
         let mut turns: Vec<Arc<Turn>> = Vec::new();
         for i in 0..5 {
             let name = format!("r{i}");
-            assert!(store.insert(&a, &name, response(&name, UNIT, &turns)));
-            turns = store.get(&a, &name).unwrap().turns().to_vec();
+            assert!(store.insert(&a, &name, response(&name, UNIT, &turns)).is_some());
+            turns = stored(&store, &a, &name).unwrap().turns().to_vec();
         }
-        let last = store.get(&a, "r4").unwrap();
+        let last = stored(&store, &a, "r4").unwrap();
         let ids: Vec<&str> = last.input().map(|item| item.id.as_str()).collect();
         let expected = ["in_r0", "out_r0", "in_r1", "out_r1", "in_r2", "out_r2", "in_r3", "out_r3", "in_r4"];
         assert_eq!(ids, expected);
