@@ -10,6 +10,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use ureq::Agent;
 
+use crate::http_error::sentence;
+
 /// Maximum bytes of an answer.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
@@ -39,18 +41,29 @@ impl GuardService {
         GuardService { agent: config.new_agent(), url }
     }
 
-    fn ask(&self, question: &Value) -> Result<Verdict, GuardError> {
-        let failed = |error: ureq::Error| GuardError(format!("the service gave no verdict: {error}"));
-        let mut answer = self.agent.post(&self.url).send_json(question).map_err(failed)?;
+    fn ask(&self, question: &Value, prompt: &PromptText) -> Result<Verdict, GuardError> {
+        let failed = |error| GuardError(format!("no verdict: {}", sentence(&error, "the service")));
+        let mut request = self.agent.post(&self.url);
+        if let Some(traceparent) = &prompt.traceparent {
+            request = request.header("traceparent", &**traceparent);
+        }
+        let mut answer = request.send_json(question).map_err(failed)?;
         let status = answer.status();
         if !status.is_success() {
             return Err(GuardError(format!("the service answered with status {}", status.as_u16())));
         }
-        let answer: Answer = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_json().map_err(failed)?;
+        let answer = answer.body_mut().with_config().limit(MAX_ANSWER_BYTES).read_to_vec().map_err(failed)?;
+        let answer: Answer = serde_json::from_slice(&answer).map_err(|_| {
+            let expected = r#"expected JSON such as {"verdict": "pass"} or {"verdict": "block", "rule": "..."}"#;
+            GuardError(format!("the answer of the service is not a verdict: {expected}"))
+        })?;
         match answer.verdict.as_str() {
             "pass" => Ok(Verdict::Pass),
             "block" => Ok(Verdict::Block(answer.rule)),
-            other => Err(GuardError(format!("verdict: expected pass or block, found {other:?}"))),
+            other => {
+                let found: String = other.chars().take(40).collect();
+                Err(GuardError(format!("the service answered with verdict {found:?}, expected pass or block")))
+            }
         }
     }
 }
@@ -65,16 +78,17 @@ impl Guard for GuardService {
     }
 
     fn judge_prompt(&self, prompt: &PromptText) -> Result<Verdict, GuardError> {
-        self.ask(&json!({ "subject": "prompt", "messages": messages(&prompt.turns) }))
+        self.ask(&json!({ "subject": "prompt", "messages": messages(&prompt.turns) }), prompt)
     }
 
     fn judge_reply(&self, prompt: &PromptText, reply: &ReplyText) -> Result<Verdict, GuardError> {
-        self.ask(&json!({
+        let question = json!({
             "subject": "reply",
             "messages": messages(&prompt.turns),
             "reply": { "reasoning": reply.thoughts, "content": reply.answer, "tool_calls": reply.calls },
             "is_complete": reply.is_complete,
-        }))
+        });
+        self.ask(&question, prompt)
     }
 }
 
@@ -113,30 +127,72 @@ mod tests {
 
     fn prompt() -> PromptText {
         let turns = vec![Turn { role: "user".into(), text: "hello".into() }];
-        PromptText { scope: pellucid_engine::Scope::of(pellucid_engine::TenantId(0)), text: "hello".into(), turns }
+        PromptText {
+            scope: pellucid_engine::Scope::of(pellucid_engine::TenantId(0)),
+            text: "hello".into(),
+            turns,
+            traceparent: None,
+        }
     }
 
     #[test]
-    fn answers_are_verdicts_and_everything_else_is_a_failure() {
+    fn answers_are_verdicts_and_everything_else_is_a_failure_in_our_words() {
         const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n";
+        let long = format!("\"{}\"", "a".repeat(MAX_ANSWER_BYTES as usize));
+        let no_verdict = "the answer of the service is not a verdict: expected JSON such as";
         for (head, body, expected) in [
-            (HEAD, r#"{"verdict": "pass"}"#, Some(Verdict::Pass)),
-            (HEAD, r#"{"verdict": "block", "rule": "S1", "more": 1}"#, Some(Verdict::Block("S1".into()))),
-            (HEAD, r#"{"verdict": "maybe"}"#, None),
-            (HEAD, "[]", None),
-            ("HTTP/1.1 500 Oops\r\nConnection: close\r\n", r#"{"verdict": "pass"}"#, None),
-            ("HTTP/1.1 302 Found\r\nLocation: /other\r\nConnection: close\r\n", "", None),
+            (HEAD, r#"{"verdict": "pass"}"#, Ok(Verdict::Pass)),
+            (HEAD, r#"{"verdict": "block", "rule": "S1", "more": 1}"#, Ok(Verdict::Block("S1".into()))),
+            (HEAD, r#"{"verdict": "maybe"}"#, Err(r#"verdict "maybe", expected pass or block"#)),
+            (HEAD, "[]", Err(no_verdict)),
+            (HEAD, "<html>", Err(no_verdict)),
+            (HEAD, r#"{"verdict": 5}"#, Err(no_verdict)),
+            (HEAD, &long, Err("no verdict: the service sent an answer of more than 65536 bytes")),
+            ("HTTP/1.1 500 Oops\r\nConnection: close\r\n", r#"{"verdict": "pass"}"#, Err("with status 500")),
+            ("HTTP/1.1 302 Found\r\nLocation: /other\r\nConnection: close\r\n", "", Err("with status 302")),
+            ("SSH-2.0-Server\r\n", "", Err("no verdict: the service sent an answer that is not HTTP")),
         ] {
             let answer: &'static str = format!("{head}Content-Length: {}\r\n\r\n{body}", body.len()).leak();
             let (asked, question) = std::sync::mpsc::channel();
             let service = answering(answer, asked);
             let reply = ReplyText { answer: "no".into(), is_complete: true, ..ReplyText::default() };
-            assert_eq!(service.judge_reply(&prompt(), &reply).ok(), expected, "{head}{body}");
+            let found = service.judge_reply(&prompt(), &reply);
+            match expected {
+                Ok(verdict) => assert_eq!(found.unwrap(), verdict, "{head}{body}"),
+                Err(words) => assert!(failure(found).contains(words), "{head}: {}", &body[..body.len().min(80)]),
+            }
             let question = question.recv().unwrap();
             assert_eq!(question["messages"], json!([{ "role": "user", "content": "hello" }]));
             assert_eq!((&question["reply"]["content"], &question["is_complete"]), (&json!("no"), &json!(true)));
         }
         let (asked, _question) = std::sync::mpsc::channel();
-        assert!(answering("", asked).judge_prompt(&prompt()).is_err(), "a service that is late");
+        let late = answering("", asked).judge_prompt(&prompt());
+        assert_eq!(failure(late), "no verdict: the service did not answer in time");
+    }
+
+    #[test]
+    fn a_service_that_cannot_be_reached_is_a_failure_in_our_words() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        });
+        let judged = |url: String| failure(GuardService::new(url, Duration::from_secs(20)).judge_prompt(&prompt()));
+        assert_eq!(
+            judged(format!("https://{address}/judge")),
+            "no verdict: no secure connection to the service: it does not speak TLS as https needs it"
+        );
+        assert_eq!(judged(format!("http://{address}/judge")), "no verdict: the service refused the connection");
+    }
+
+    /// Returns the reason of a failure, which has no words of the HTTP library.
+    #[track_caller]
+    fn failure(found: Result<Verdict, GuardError>) -> String {
+        let GuardError(reason) = found.unwrap_err();
+        for words in ["io: ", "json: ", "timeout: ", "protocol: ", "http: ", "rustls", "line 1 column", "limit: "] {
+            assert!(!reason.contains(words), "{words:?} in {reason}");
+        }
+        reason
     }
 }

@@ -5,7 +5,9 @@ mod atomic_file;
 mod commands;
 mod flags;
 mod guard_service;
+mod http_error;
 mod hub;
+mod server_client;
 mod terminal;
 
 use anyhow::Result;
@@ -49,7 +51,7 @@ fn run() -> Result<()> {
     let mut output = Output::new();
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, cli.wants_color(), &mut output),
-        Command::Serve(args) => commands::serve::run(args, &cli.notes, &hub, &interrupt),
+        Command::Serve(args) => commands::serve::run(args, (&cli.notes, &cli.span_variables()?), &hub, &interrupt),
         Command::Ps(args) => commands::server_models::ps(args, &cli.server_variables()?, &mut output),
         Command::Stop(args) => commands::server_models::stop(args, &cli.server_variables()?, &mut output),
         Command::Open(_) => unreachable!("the command line turns it into `serve`"),
@@ -67,7 +69,7 @@ fn run() -> Result<()> {
         Command::Selftest(args) => commands::selftest::run(args, &mut output),
         Command::Perplexity(args) => commands::perplexity::run(args, &hub, &mut output),
         Command::Bench(args) => commands::bench::run(args, &hub, &interrupt, &mut output),
-        Command::Prove(args) => commands::prove::run(args, &hub, &mut output),
+        Command::Prove(args) => commands::prove::run(args, &hub, &cli.server_variables()?, &mut output),
         Command::Quantize(args) => commands::quantize::run(args, &hub, &interrupt, &mut output),
         Command::Completions(args) => commands::completions::completions(args, &mut output),
         Command::Man(args) => commands::completions::man(args, &mut output),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use pellucid_engine::{Beam, Control, Error, Event, EventSink, FinishReason, RequestStats, TokenEvent};
+use pellucid_engine::{Beam, Control, Error, Event, EventSink, FinishReason, Probe, RequestStats, TokenEvent};
 
 /// Everything that the engine sent for a request.
 #[derive(Debug, Clone, Default)]
@@ -20,6 +20,7 @@ pub struct Outcome {
     pub controls_applied: Vec<usize>,
     pub prompt_logprobs: Vec<f32>,
     pub beams: Vec<Beam>,
+    pub probe: Option<Probe>,
     pub stats: Option<RequestStats>,
     pub error: Option<Error>,
 }
@@ -87,6 +88,7 @@ impl EventSink for EventCollector {
         assert!(!outcome.is_over(), "an event after the last one: {event:?}");
         match event {
             Event::Started { .. } | Event::PromptProgress { .. } => {}
+            Event::Probed(probe) => outcome.probe = Some(*probe),
             Event::ControlApplied { output_tokens } => outcome.controls_applied.push(output_tokens),
             Event::PromptLogprobs(logprobs) => {
                 outcome.prompt_logprobs = logprobs.iter().map(|one| one.chosen).collect()
@@ -108,7 +110,7 @@ impl EventSink for EventCollector {
                 outcome.beams = beams;
                 outcome.finish = vec![Some(reason)];
             }
-            Event::Done(stats) => outcome.stats = Some(stats),
+            Event::Done(stats) => outcome.stats = Some(*stats),
             Event::Failed(error) => outcome.error = Some(error),
         }
     }

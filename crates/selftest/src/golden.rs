@@ -69,7 +69,7 @@ impl Golden {
     }
 
     /// Reads the logits for each prompt, `[position][vocabulary]` flattened.
-    pub(crate) fn logits(&self, file: &str) -> Vec<Vec<f32>> {
+    pub fn logits(&self, file: &str) -> Vec<Vec<f32>> {
         let bytes = std::fs::read(self.folder.join(file)).expect("a readable golden");
         let mut values = bytes.chunks_exact(4).map(|four| f32::from_le_bytes([four[0], four[1], four[2], four[3]]));
         let logits: Vec<Vec<f32>> = (self.prompts.iter())

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pellucid_model::Model;
-use pellucid_tensor::Backend;
+use pellucid_tensor::{Backend, Extension};
 
 pub use event_collector::{EventCollector, Outcome};
 pub use golden::{Golden, goldens, goldens_folder};
@@ -35,8 +35,16 @@ use crate::suites::{
 pub struct Report {
     pub name: String,
     pub took: Duration,
-    /// The message of the failed assertion; `None` for a check that passed.
-    pub failure: Option<String>,
+    pub verdict: Verdict,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    Passed,
+    /// The device refuses the model and says what it lacks.
+    Refused(String),
+    /// The message of the failed assertion.
+    Failed(String),
 }
 
 /// Runs every check and passes each report to `on_report` as soon as it is known. `folder` is an empty folder for the
@@ -53,33 +61,24 @@ pub fn run(
     keeps_bits: bool,
     on_report: &mut dyn FnMut(&Report),
 ) -> Vec<Report> {
-    let mut reports = Vec::new();
-    let mut check = |name: &str, body: &dyn Fn()| {
-        let start = Instant::now();
-        let failure = catch_unwind(AssertUnwindSafe(body)).err().map(|panic| {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a message").to_owned()
-        });
-        reports.push(Report { name: name.to_owned(), took: start.elapsed(), failure });
-        on_report(reports.last().expect("pushed above"));
-    };
+    let mut reports = Reports { all: Vec::new(), on_report };
     for (name, body) in operations::checks() {
-        check(name, &|| body(&**backend));
+        reports.check(name, &|| body(&**backend));
     }
-    check("weights uploaded in many pieces", &|| operations::large_weights(&**backend));
+    reports.check("weights uploaded in many pieces", &|| operations::large_weights(&**backend));
     if keeps_bits {
-        check_bits(&**backend, &mut check);
+        check_bits(&**backend, &mut reports);
     }
     let digests_rows = backend.digest_len(1).is_some();
     if digests_rows {
-        check("digests equal the sampler's, to the bit", &|| digests::digests_equal_the_samplers(&**backend));
-        check("digests at the end of replayed steps", &|| {
+        reports.check("digests equal the sampler's, to the bit", &|| digests::digests_equal_the_samplers(&**backend));
+        reports.check("digests at the end of replayed steps", &|| {
             models::digests_of_steps(backend, &embedded_goldens::write("llama3", folder));
         });
     }
     if keeps_bits && digests_rows && backend.is_asynchronous() {
         for name in ["llama3", "qwen3-moe", "gpt2"] {
-            check(&format!("looking ahead gives the same replies, {name}"), &|| {
+            reports.check(&format!("looking ahead gives the same replies, {name}"), &|| {
                 let golden = embedded_goldens::write(name, folder);
                 let load =
                     || -> Box<dyn Model> { Box::new(Runner::load(&golden.folder, backend.clone(), None, 1).model) };
@@ -89,7 +88,7 @@ pub fn run(
     }
     if keeps_bits {
         for name in ["llama3", "qwen3-moe", "gpt2"] {
-            check(&format!("drafts change no reply, {name}"), &|| {
+            reports.check(&format!("drafts change no reply, {name}"), &|| {
                 let golden = embedded_goldens::write(name, folder);
                 let load =
                     || -> Box<dyn Model> { Box::new(Runner::load(&golden.folder, backend.clone(), None, 1).model) };
@@ -98,7 +97,7 @@ pub fn run(
         }
     }
     if backend.token_slots().num_slots > 0 {
-        check("chained drafts equal single steps", &|| {
+        reports.check("chained drafts equal single steps", &|| {
             let [draft, target] = ["llama3", "qwen3-moe"].map(|name| embedded_goldens::write(name, folder));
             chained_drafts::chained_drafts_equal_single_steps(backend, &draft, &target);
         });
@@ -107,51 +106,99 @@ pub fn run(
     if keeps_bits && digests_rows {
         for scheme in ["bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m"] {
             let name = format!("wide layers have the same bits in any chunks, {scheme}");
-            check(&name, &|| models::wide_layers(backend, "llama-3.1-8b", scheme));
+            reports.check(&name, &|| models::wide_layers(backend, "llama-3.1-8b", scheme));
         }
         for scheme in ["bf16", "q8_0", "q4_k_m"] {
             let name = format!("wide experts have the same bits in any chunks, {scheme}");
-            check(&name, &|| models::wide_layers(backend, "qwen3-30b-a3b", scheme));
+            reports.check(&name, &|| models::wide_layers(backend, "qwen3-30b-a3b", scheme));
+        }
+        if backend.supports(Extension::DeltaNet) {
+            for scheme in ["bf16", "q4_k_m"] {
+                let name = format!("wide delta nets have the same bits in any chunks, {scheme}");
+                reports.check(&name, &|| models::wide_layers(backend, "qwen3.5-0.8b", scheme));
+            }
+        }
+        if backend.supports(Extension::AttentionSinks) {
+            for scheme in ["mxfp4", "bf16"] {
+                let name = format!("wide experts with biases have the same bits in any chunks, {scheme}");
+                reports.check(&name, &|| models::wide_layers(backend, "gpt-oss-20b", scheme));
+            }
         }
     }
     for name in embedded_goldens::names() {
-        check(&format!("model {name}, in f32"), &|| {
+        if let Some(why) = models::refusal(backend, &embedded_goldens::write(name, folder)) {
+            reports.add(&format!("model {name}"), Duration::ZERO, Verdict::Refused(why));
+            continue;
+        }
+        reports.check(&format!("model {name}, in f32"), &|| {
             let golden = embedded_goldens::write(name, &folder.join("widened"));
             models::matches_golden_in_f32(backend, &golden, keeps_bits);
         });
-        check(&format!("model {name}, as stored"), &|| {
+        reports.check(&format!("model {name}, as stored"), &|| {
             models::matches_golden_as_stored(backend, &embedded_goldens::write(name, folder), keeps_bits);
         });
     }
-    reports
+    reports.all
+}
+
+/// The reports so far, and who is told of each.
+struct Reports<'a> {
+    all: Vec<Report>,
+    on_report: &'a mut dyn FnMut(&Report),
+}
+
+impl Reports<'_> {
+    /// Runs a check, which fails by a panic.
+    fn check(&mut self, name: &str, body: &dyn Fn()) {
+        let start = Instant::now();
+        let verdict = match catch_unwind(AssertUnwindSafe(body)) {
+            Ok(()) => Verdict::Passed,
+            Err(panic) => {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or(panic.downcast_ref::<&str>().copied());
+                Verdict::Failed(text.unwrap_or("a panic without a message").into())
+            }
+        };
+        self.add(name, start.elapsed(), verdict);
+    }
+
+    fn add(&mut self, name: &str, took: Duration, verdict: Verdict) {
+        self.all.push(Report { name: name.to_owned(), took, verdict });
+        (self.on_report)(self.all.last().expect("pushed above"));
+    }
 }
 
 /// Checks that the bits of a row depend neither on the other rows of the batch nor on which operations were fused.
-fn check_bits(backend: &dyn Backend, check: &mut dyn FnMut(&str, &dyn Fn())) {
-    check("a row has the same bits alone and among few", &|| batch_invariance::few_linear_rows(backend));
-    check("a row has the same bits alone and among many", &|| batch_invariance::many_linear_rows(backend));
-    check("experts give the same bits to a row alone and among many", &|| batch_invariance::expert_rows(backend));
-    check("attention has the same bits alone and in a chunk", &|| {
+fn check_bits(backend: &dyn Backend, reports: &mut Reports<'_>) {
+    reports.check("a row has the same bits alone and among few", &|| batch_invariance::few_linear_rows(backend));
+    reports.check("a row has the same bits alone and among many", &|| batch_invariance::many_linear_rows(backend));
+    reports
+        .check("experts give the same bits to a row alone and among many", &|| batch_invariance::expert_rows(backend));
+    reports.check("attention has the same bits alone and in a chunk", &|| {
         batch_invariance::attention_rows(backend);
         batch_invariance::attention_rows_of_many_heads(backend);
     });
-    check("a gated product equals two products and a gate", &|| fused_operations::gated_equals_its_parts(backend));
-    check("a joined input equals an addition, a norm and products", &|| {
+    reports.check("attention with sinks has the same bits alone and in a chunk", &|| {
+        batch_invariance::attention_rows_with_sinks(backend);
+    });
+    reports
+        .check("a gated product equals two products and a gate", &|| fused_operations::gated_equals_its_parts(backend));
+    reports.check("a joined input equals an addition, a norm and products", &|| {
         fused_operations::joined_input_equals_its_parts(backend);
     });
-    check("fused attention equals rotating, storing and attending", &|| {
+    reports.check("fused attention equals rotating, storing and attending", &|| {
         fused_operations::attend_equals_its_parts(backend);
     });
-    check("a product into the residual stream equals a product and an addition", &|| {
+    reports.check("a product into the residual stream equals a product and an addition", &|| {
         residual_stream::product_equals_its_parts(backend);
     });
-    check("products of a normed stream equal an addition, a norm and products", &|| {
+    reports.check("products of a normed stream equal an addition, a norm and products", &|| {
         residual_stream::normed_products_equal_their_parts(backend);
     });
-    check("a gated MLP equals a norm, products, a gate and an addition", &|| {
+    reports.check("a gated MLP equals a norm, products, a gate and an addition", &|| {
         residual_stream::gated_mlp_equals_its_parts(backend);
     });
-    check("experts into the residual stream equal experts and an addition", &|| {
+    reports.check("experts into the residual stream equal experts and an addition", &|| {
         residual_stream::experts_equal_their_parts(backend);
     });
 }

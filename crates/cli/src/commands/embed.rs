@@ -2,13 +2,14 @@
 
 use std::io::{BufRead, Write};
 
-use anyhow::{Context, Error, Result};
+use anyhow::{Context, Result};
 use pellucid::Pooling;
 use pellucid_engine::{EmbeddingInput, TenantId};
 use pellucid_generate::{LoadedEmbedder, finished_vector};
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::text_file;
 use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::output::Output;
@@ -99,8 +100,10 @@ pub(crate) fn run(args: &EmbedArgs, hub: &Hub, output: &mut Output) -> Result<()
         return args.texts.chunks(TEXTS_AT_ONCE).try_for_each(|texts| print(texts.to_vec()));
     }
     let mut texts = Vec::new();
-    for line in std::io::stdin().lock().lines() {
-        texts.push(line.context("could not read standard input")?);
+    for (number, line) in std::io::stdin().lock().split(b'\n').enumerate() {
+        let mut line = line.context("could not read standard input")?;
+        line.pop_if(|last| *last == b'\r');
+        texts.push(text_file::utf8(line, &format!("line {} of standard input", number + 1))?);
         if texts.len() == TEXTS_AT_ONCE {
             print(std::mem::take(&mut texts))?;
         }
@@ -112,7 +115,7 @@ fn encode(model: &LoadedEmbedder, text: &str, index: usize, truncate: bool) -> R
     let limit = model.info().context_len;
     let input = model.encode(text, truncate.then_some(limit)).with_context(|| format!("text {}", index + 1))?;
     match input.ids.len() {
-        0 => Err(Error::msg(format!("text {} has no tokens", index + 1))),
+        0 => Err(UsageError::because(format!("text {} has no tokens; expected a text", index + 1))),
         tokens if tokens > limit => Err(UsageError::because(format!(
             "text {} has {tokens} tokens, but the model's context holds {limit}; use --truncate to cut it",
             index + 1

@@ -38,6 +38,10 @@ impl Model for SharedModel {
         self.model.lock().expect("one engine runs at a time").supports_digests()
     }
 
+    fn predict(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.model.lock().expect("one engine runs at a time").predict(batch, kv, logits)
+    }
+
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         self.model.lock().expect("one engine runs at a time").read_row(row, out)
     }

@@ -23,13 +23,13 @@ pub(crate) struct OpenArgs {
 impl OpenArgs {
     /// Returns the command line of `serve` that this one stands for.
     pub(crate) fn serve_arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = vec!["pellucid".into(), "serve".into(), "--open".into()];
-        if let Some(model) = &self.model {
-            arguments.extend(["--model".into(), model.clone()]);
-        }
-        if let Some(port) = self.port {
-            arguments.extend(["--port".into(), port.to_string().into()]);
-        }
-        arguments
+        let port = self.port.map(|port| ["--port".into(), port.to_string().into()]);
+        page_arguments(self.model.clone()).into_iter().chain(port.into_iter().flatten()).collect()
     }
+}
+
+/// Returns the command line of `serve` that opens the page of a model.
+pub(crate) fn page_arguments(model: Option<OsString>) -> Vec<OsString> {
+    let model = model.map(|model| ["--model".into(), model]);
+    ["pellucid", "serve", "--open"].map(OsString::from).into_iter().chain(model.into_iter().flatten()).collect()
 }

@@ -10,6 +10,7 @@ use pellucid_sampling::SamplingParams;
 use serde_json::json;
 
 use crate::flags::compute::ComputeArgs;
+use crate::flags::text_file;
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::output::Output;
@@ -48,7 +49,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     } else {
         let bytes =
             std::fs::read(&args.file).with_context(|| format!("could not read {}", args.file.display())).or_usage()?;
-        stdin::utf8(bytes, &args.file.display().to_string())?
+        text_file::utf8(bytes, &args.file.display().to_string())?
     };
     let path = hub.resolve(Some(&args.model))?;
     let model = args.compute.open(&path, 1, hub)?.model;
@@ -61,7 +62,7 @@ pub(crate) fn run(args: &PerplexityArgs, hub: &Hub, output: &mut Output) -> Resu
     // The tokens that are added before the text are not scored.
     let not_scored = prefix.len().saturating_sub(1);
     if windows.is_empty() {
-        bail!(
+        bail_usage!(
             "the text has {} tokens, fewer than the {text_tokens} of one window; use a longer text or a smaller \
              --window",
             ids.len()

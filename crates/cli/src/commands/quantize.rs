@@ -3,10 +3,10 @@
 use std::io::{BufWriter, IsTerminal, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::builder::PossibleValuesParser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, Value, write_converted};
+use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, NewTensor, Source, TensorInfo, Value, write_converted};
 use pellucid_model::{GgufModel, GgufTensor, QuantScheme, TensorRole};
 use pellucid_sampling::{OPTIONS, Value as OptionValue};
 use pellucid_tensor::{DType, quant};
@@ -14,6 +14,7 @@ use pellucid_tokenizer::write_gguf;
 use serde_json::json;
 
 use crate::atomic_file::{self, AtomicFile};
+use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, escaped, grouped};
 use crate::terminal::interrupt::Interrupt;
@@ -77,6 +78,9 @@ pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output:
     let model = GgufModel::new(&checkpoint)?;
     let scheme = QuantScheme::named(&args.scheme).with_context(|| format!("--type {}: unknown format", args.scheme))?;
     let tensors = plan(&model, scheme, args.requantize)?;
+    if !args.requantize {
+        refuse_decoded(&checkpoint, &tensors)?;
+    }
     let num_threads =
         args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), usize::from);
     let (metadata, mut notes) = described(&checkpoint, model.metadata(), scheme)?;
@@ -101,15 +105,27 @@ fn plan(model: &GgufModel<'_>, scheme: QuantScheme, requantize: bool) -> Result<
         let role = TensorRole { name, shape, num_layers, is_tied };
         let wanted = if name.ends_with(".weight") { scheme.dtype(role) } else { DType::F32 };
         if dtype.is_quantized() && *dtype != wanted && !requantize {
-            bail!(
-                "tensor {} is {dtype} already: use a model in F32, F16 or BF16, or --requantize to round it again",
-                escaped(name)
-            );
+            refuse_quantized(name, dtype.name())?;
         }
         debug_assert!(quant::has_encoder(wanted), "every scheme has encoders");
         Ok(NewTensor { name: name.clone(), dtype: wanted, shape: shape.clone() })
     };
     model.tensors().iter().map(planned).collect()
+}
+
+/// Rejects a folder whose quantized weights are decoded when they are read, if the new file would round them again.
+fn refuse_decoded(checkpoint: &Checkpoint, tensors: &[NewTensor]) -> Result<()> {
+    if !tensors.iter().any(|tensor| tensor.dtype.is_quantized()) {
+        return Ok(());
+    }
+    let is_decoded = |tensor: &&TensorInfo| tensor.encoding().is_some() && !tensor.dtype.is_quantized();
+    let Some(tensor) = checkpoint.tensors().iter().find(is_decoded) else { return Ok(()) };
+    refuse_quantized(&tensor.name, tensor.encoding().unwrap_or_default())
+}
+
+fn refuse_quantized(name: &str, format: &str) -> Result<()> {
+    let name = escaped(name);
+    bail_usage!("tensor {name} is {format} already: use a model in F32, F16 or BF16, or --requantize to round it again")
 }
 
 /// Returns the metadata of the new file, and notes for the user. Keys of split files are dropped: this is one file.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use pellucid::{Device, DeviceOptions, Isa};
-use pellucid_selftest::Report;
+use pellucid_selftest::{Report, Verdict};
 use pellucid_tensor::Backend;
 
 use crate::flags::compute::open_device;
@@ -52,26 +52,32 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
     let hook = panic::take_hook();
     panic::set_hook(Box::new(|_| ()));
     let mut written = Ok(());
-    let reports = pellucid_selftest::run(&backend, folder.path(), !args.fast, &mut |report| {
+    let mut reports = pellucid_selftest::run(&backend, folder.path(), !args.fast, &mut |report| {
         if written.is_ok() {
             written = line(output, report);
         }
     });
     panic::set_hook(hook);
     written?;
-    let mut failed = reports.iter().filter(|report| report.failure.is_some()).count();
-    let mut num_checks = reports.len();
     if !args.fast {
         let report = prove(&backend, folder.path(), isa);
-        failed += usize::from(report.failure.is_some());
-        num_checks += 1;
         line(output, &report)?;
+        reports.push(report);
     }
+    let count = |is_one: fn(&Verdict) -> bool| reports.iter().filter(|report| is_one(&report.verdict)).count();
+    let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
+    let refused = count(|verdict| matches!(verdict, Verdict::Refused(_)));
+    let num_checks = reports.len() - refused;
     if failed > 0 {
         output.flush()?;
         bail!("{failed} of {num_checks} checks failed on {}", backend.description());
     }
-    writeln!(output, "all {num_checks} checks passed")?;
+    write!(output, "all {num_checks} checks passed")?;
+    match refused {
+        0 => writeln!(output)?,
+        1 => writeln!(output, "; one model needs what this device does not have")?,
+        _ => writeln!(output, "; {refused} models need what this device does not have")?,
+    }
     Ok(())
 }
 
@@ -79,19 +85,19 @@ pub(crate) fn run(args: &SelftestArgs, output: &mut Output) -> Result<()> {
 fn prove(backend: &Arc<dyn Backend>, folder: &Path, isa: Option<Isa>) -> Report {
     let begun = Instant::now();
     let cpu = DeviceOptions { device: Some(Device::Cpu), threads: Some(1), isa, ..DeviceOptions::default() };
-    let failure = crate::commands::prove::quick(backend, folder, || open_device(cpu)).err();
-    Report {
-        name: "prove: replies do not depend on other requests".into(),
-        took: begun.elapsed(),
-        failure: failure.map(|error| format!("{error:#}")),
-    }
+    let verdict = match crate::commands::prove::quick(backend, folder, || open_device(cpu)) {
+        Ok(_) => Verdict::Passed,
+        Err(error) => Verdict::Failed(format!("{error:#}")),
+    };
+    Report { name: "prove: replies do not depend on other requests".into(), took: begun.elapsed(), verdict }
 }
 
 fn line(output: &mut Output, report: &Report) -> Result<()> {
     let took_ms = report.took.as_secs_f64() * 1000.0;
-    match &report.failure {
-        None => writeln!(output, "ok      {:<46} {took_ms:>8.1} ms", report.name)?,
-        Some(why) => writeln!(output, "FAILED  {:<46} {took_ms:>8.1} ms\n        {why}", report.name)?,
+    match &report.verdict {
+        Verdict::Passed => writeln!(output, "ok      {:<46} {took_ms:>8.1} ms", report.name)?,
+        Verdict::Refused(why) => writeln!(output, "refused {}\n        {why}", report.name)?,
+        Verdict::Failed(why) => writeln!(output, "FAILED  {:<46} {took_ms:>8.1} ms\n        {why}", report.name)?,
     }
     Ok(output.flush()?)
 }

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use pellucid::Builder;
 
-use super::usage_error::OrUsage;
+use super::text_file;
+use super::usage_error::bail_usage;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TemplateArgs {
@@ -23,20 +24,16 @@ impl TemplateArgs {
     /// Reads the file, if one is given.
     pub(crate) fn read(&self) -> Result<Option<String>> {
         let Some(path) = &self.chat_template else { return Ok(None) };
-        let context = || format!("--chat-template {}", path.display());
-        let bytes = std::fs::read(path).with_context(context)?;
-        let Ok(text) = String::from_utf8(bytes) else {
-            bail!("{}: expected a text in UTF-8", context());
-        };
+        let text = text_file::read(path).context("--chat-template")?;
         if text.trim().is_empty() {
-            bail!("{}: the file is empty, expected a template", context());
+            bail_usage!("--chat-template {}: the file is empty, expected a template", path.display());
         }
         Ok(Some(text))
     }
 
     /// Sets the template of a builder, if one is given.
     pub(crate) fn apply(&self, builder: Builder) -> Result<Builder> {
-        Ok(match self.read().or_usage()? {
+        Ok(match self.read()? {
             Some(text) => builder.chat_template(text),
             None => builder,
         })

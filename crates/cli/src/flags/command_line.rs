@@ -6,12 +6,13 @@ use crate::commands::{
     bench::BenchArgs, completions::CompletionsArgs, completions::ManArgs, devices::DevicesArgs, embed::EmbedArgs,
     explain::ExplainArgs, inspect::InspectArgs, list::ListArgs, models::ModelsArgs, open::OpenArgs,
     perplexity::PerplexityArgs, prove::ProveArgs, pull::PullArgs, quantize::QuantizeArgs, rm::RmArgs, run::RunArgs,
-    selftest::SelftestArgs, serve::ServeArgs, server_models::PsArgs, server_models::ServerVariables,
-    server_models::StopArgs, tokenize::TokenizeArgs,
+    selftest::SelftestArgs, serve::ServeArgs, serve::SpanVariables, server_models::PsArgs, server_models::StopArgs,
+    tokenize::TokenizeArgs,
 };
 use crate::flags::setting_layers::{self, Setting};
-use crate::flags::usage_error::{self, OrUsage};
+use crate::flags::usage_error::{self, OrUsage, bail_usage};
 use crate::hub::{Hub, Python, Remote, Token};
+use crate::server_client::ServerVariables;
 use crate::terminal::interrupt::Interrupt;
 use anyhow::{Result, anyhow};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -98,6 +99,10 @@ impl Cli {
     pub(crate) fn read() -> Result<Cli> {
         let cli = Cli::parse_layers(std::env::args_os().collect())?;
         match &cli.command {
+            Command::Run(args) => match args.page_arguments()? {
+                Some(arguments) => Ok(Cli { store: cli.store, ..Cli::parse_layers(arguments)? }),
+                None => Ok(cli),
+            },
             Command::Open(args) => Ok(Cli { store: cli.store, ..Cli::parse_layers(args.serve_arguments())? }),
             _ => Ok(cli),
         }
@@ -108,6 +113,11 @@ impl Cli {
         let mut notes = Vec::new();
         let mut matches =
             Cli::command().try_get_matches_from(&arguments).unwrap_or_else(|error| usage_error::exit_with(&error));
+        if let Some(("run", given)) = matches.subcommand()
+            && given.get_flag("page")
+        {
+            refuse_beside_page(given)?;
+        }
         if let Some(("serve", given)) = matches.subcommand() {
             let mut command = Cli::command();
             // Adds the global flags to each command.
@@ -145,6 +155,23 @@ impl Cli {
     /// Returns address and key of a running server, as the environment gives them.
     pub(crate) fn server_variables(&self) -> Result<ServerVariables> {
         Ok(ServerVariables { url: variable("PELLUCID_URL")?, api_key: variable("PELLUCID_API_KEY")? })
+    }
+
+    /// Returns the settings of OpenTelemetry that the environment gives. A variable for traces comes before the one for
+    /// all signals.
+    pub(crate) fn span_variables(&self) -> Result<SpanVariables> {
+        let for_traces = |name: &str| match variable(&format!("OTEL_EXPORTER_OTLP_TRACES_{name}"))? {
+            Some(value) => Ok(Some(value)),
+            None => variable(&format!("OTEL_EXPORTER_OTLP_{name}")),
+        };
+        Ok(SpanVariables {
+            endpoint: variable("OTEL_EXPORTER_OTLP_ENDPOINT")?,
+            traces_endpoint: variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")?,
+            protocol: for_traces("PROTOCOL")?,
+            headers: for_traces("HEADERS")?,
+            service: variable("OTEL_SERVICE_NAME")?,
+            disabled: variable("OTEL_SDK_DISABLED")?,
+        })
     }
 
     /// Returns the store and hub that the flags and the environment describe.
@@ -197,6 +224,23 @@ fn variable(name: &str) -> Result<Option<String>> {
 /// Returns an environment variable as a path if it is set and not empty.
 fn path(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.to_string_lossy().trim().is_empty()).map(PathBuf::from)
+}
+
+/// Refuses flags that the page would not apply.
+fn refuse_beside_page(given: &clap::ArgMatches) -> Result<()> {
+    let command = Cli::command();
+    let run = command.find_subcommand("run").expect("it was just found");
+    let is_given = |id: &str| given.value_source(id) == Some(clap::parser::ValueSource::CommandLine);
+    let others = run.get_arguments().filter(|argument| {
+        let id = argument.get_id().as_str();
+        !["page", "model", "first", "words"].contains(&id) && is_given(id)
+    });
+    match others.filter_map(clap::Arg::get_long).next() {
+        Some(flag) => {
+            bail_usage!("--page cannot be combined with --{flag}: the page and `serve` have settings of their own")
+        }
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

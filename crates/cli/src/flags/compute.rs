@@ -7,11 +7,11 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use anyhow::{Error, Result, anyhow};
+use anyhow::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::{
-    Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, Loaded, LoadedEmbeddings,
-    ModelInfo, Overcommit, Pellucid, Pooling,
+    Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, LoadOptions, Loaded,
+    LoadedEmbeddings, ModelInfo, Overcommit, Pellucid, Pooling, Speculation,
 };
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::ContextDoesNotFit;
@@ -69,6 +69,11 @@ pub(crate) struct ComputeArgs {
     /// [default: a full context per sequence, at most 4/5 of free memory]
     #[arg(long, verbatim_doc_comment, value_name = "SIZE", value_parser = byte_size::parse)]
     pub(crate) kv_memory: Option<u64>,
+
+    /// Tokens between two snapshots of the state of a model with recurrent layers
+    /// [default: as many snapshots as take the memory of keys and values]
+    #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    snapshot_distance: Option<u32>,
 }
 
 impl ComputeArgs {
@@ -106,6 +111,9 @@ impl ComputeArgs {
         if let Some(bytes) = self.kv_memory {
             builder = builder.kv_memory(bytes);
         }
+        if let Some(tokens) = self.snapshot_distance {
+            builder = builder.snapshot_distance(tokens as usize);
+        }
         Ok(builder)
     }
 
@@ -131,6 +139,9 @@ impl ComputeArgs {
         let mut builder = Pellucid::builder(path).device_options(options).kv_type(self.kv_type).file_access(access);
         if let Some(context_len) = context_len {
             builder = builder.context(context_len);
+        }
+        if let Some(tokens) = self.snapshot_distance {
+            builder = builder.snapshot_distance(tokens as usize);
         }
         builder
     }
@@ -220,9 +231,20 @@ impl ComputeArgs {
 
     /// Loads the weights of a checkpoint onto a device.
     pub(crate) fn decoder(&self, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Decoder> {
+        self.decoder_for(checkpoint, backend, &Speculation::OFF)
+    }
+
+    /// Loads the weights that these drafters need of their own model as well.
+    pub(crate) fn decoder_for(
+        &self,
+        checkpoint: &Checkpoint,
+        backend: &Arc<dyn Backend>,
+        speculation: &Speculation,
+    ) -> Result<Decoder> {
         let bar = LoadingBar::new();
         let context_len = self.context.map(|tokens| tokens as usize);
-        pellucid::load_decoder(checkpoint, context_len, backend, &mut |event| bar.show(event))
+        let options = LoadOptions { context_len, predictor: speculation.uses_mtp() };
+        pellucid::load_decoder(checkpoint, options, backend, &mut |event| bar.show(event))
             .map_err(|error| self.in_flags(error))
     }
 
@@ -252,7 +274,7 @@ impl ComputeArgs {
             error @ pellucid::Error::EncoderOnGpu { .. } => UsageError::because(format!("--device {error}")),
             pellucid::Error::Load { path, source } => Error::new(*source).context(path.display().to_string()),
             pellucid::Error::Tokenizer { path, source } => Error::new(*source).context(path.display().to_string()),
-            pellucid::Error::GivenTemplate(source) => Error::new(*source).context("--chat-template"),
+            pellucid::Error::GivenTemplate(source) => UsageError::because(format!("--chat-template: {source}")),
             pellucid::Error::Device(error) => device_in_flags(error),
             error @ pellucid::Error::DraftVocabulary { .. } => UsageError::because(format!("--speculate: {error}")),
             pellucid::Error::KvMemory { kv_type, source } => self.memory_in_flags(kv_type, source),
@@ -266,11 +288,13 @@ impl ComputeArgs {
         let (context, fits) = (grouped(refused.context_len as u64), grouped(refused.fits as u64));
         let source = if self.kv_memory.is_some() { "--kv-memory gives" } else { "the free memory allows" };
         let advice = if refused.fits > 0 { format!("--context {}", refused.fits) } else { "a smaller model".into() };
-        anyhow!(
+        let text = format!(
             "a whole context of {context} tokens takes {needed} for keys and values in {}; {source} {available}, \
              which holds {fits} tokens. Use {advice}, a larger --kv-memory or a smaller --kv-type",
             kv_type.dtype(),
-        )
+        );
+        // Too little free memory is no fault of the flags.
+        if self.kv_memory.is_some() { UsageError::because(text) } else { Error::msg(text) }
     }
 }
 
@@ -304,6 +328,10 @@ pub(crate) fn resident_bytes() -> Option<u64> {
 pub(crate) fn memory_text(info: &ModelInfo) -> String {
     let plan = &info.kv_memory;
     let contexts = plan.num_tokens() as f64 / plan.need.context_len as f64;
+    let states = match plan.state_bytes() {
+        0 => String::new(),
+        bytes => format!(", recurrent states {}", bytes_text(bytes)),
+    };
     let draft = info.draft.as_ref().map_or_else(String::new, |draft| {
         format!(
             "; draft model: weights {}, keys and values {}",
@@ -312,9 +340,10 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
         )
     });
     format!(
-        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}), scratch {}{draft}",
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}){states}, scratch \
+         {}{draft}",
         bytes_text(info.weight_bytes),
-        bytes_text(plan.bytes() - plan.draft_bytes()),
+        bytes_text(plan.bytes() - plan.draft_bytes() - plan.state_bytes()),
         info.kv_type.dtype(),
         grouped(plan.num_tokens() as u64),
         grouped(plan.need.context_len as u64),

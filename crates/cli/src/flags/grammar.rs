@@ -5,8 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use pellucid_generate::GrammarSource;
 
-use super::json_file;
-use super::usage_error::OrUsage;
+use super::{json_file, text_file};
 
 /// The grammar of a reply; at most one of these.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -42,8 +41,7 @@ impl GrammarArgs {
         let source = if let Some(path) = &self.json_schema {
             GrammarSource::JsonSchema(json_file::read(path)?)
         } else if let Some(path) = &self.grammar {
-            let text = std::fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()));
-            GrammarSource::Grammar(text.or_usage()?)
+            GrammarSource::Grammar(text_file::read(path).context("--grammar")?)
         } else {
             GrammarSource::Regex(self.regex.clone().unwrap_or_default())
         };

@@ -1,4 +1,4 @@
-//! Flags of guards, which judge prompts and replies; `run` and `serve` share them.
+//! Flags of guards, which judge prompts and replies; `run`, `explain` and `serve` share them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use pellucid_engine::Overcommit;
 use pellucid_generate::{Guard, Guards, ModelGuard, OnGuardError, PatternGuard};
 
 use super::compute::ComputeArgs;
+use super::text_file;
 use super::usage_error::OrUsage;
 use crate::guard_service::GuardService;
 use crate::hub::Hub;
@@ -73,7 +74,7 @@ impl GuardArgs {
         let mut guards: Vec<Arc<dyn Guard>> = Vec::new();
         if let Some(path) = &self.guard_patterns {
             let what = || format!("--guard-patterns {}", path.display());
-            let text = std::fs::read_to_string(path).with_context(what).or_usage()?;
+            let text = text_file::read(path).context("--guard-patterns")?;
             let guard = PatternGuard::parse(&text).with_context(what).or_usage()?;
             open.notes.push(format!("guard: {} patterns of {}", guard.num_patterns(), path.display()));
             open.fingerprint += &format!("patterns {text}\0");

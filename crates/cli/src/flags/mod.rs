@@ -7,9 +7,9 @@ pub(crate) mod byte_size;
 pub(crate) mod chat_template;
 pub(crate) mod command_line;
 pub(crate) mod compute;
+mod files;
 pub(crate) mod grammar;
 pub(crate) mod guard;
-pub(crate) mod json_file;
 pub(crate) mod prompt;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;
@@ -17,3 +17,5 @@ pub(crate) mod speculation;
 pub(crate) mod thinking;
 pub(crate) mod tools;
 pub(crate) mod usage_error;
+
+pub(crate) use files::{json_file, text_file, toml_file};

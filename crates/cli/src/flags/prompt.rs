@@ -1,15 +1,16 @@
 //! The flags of a prompt, and how it becomes token ids; `run` and `explain` share them.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use pellucid_generate::{ChatPrompt, LoadedModel};
 use pellucid_tokenizer::message;
 use serde_json::Value;
 
 use crate::flags::chat_template::TemplateArgs;
+use crate::flags::text_file;
 use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
 use crate::terminal::{log, stdin};
@@ -68,6 +69,15 @@ pub(crate) enum Prompt {
 }
 
 impl PromptArgs {
+    /// Returns the model of a command line that must have no prompt; `None` for the default model.
+    pub(crate) fn model_alone(&self) -> Result<Option<String>> {
+        match (&self.model, &self.first, &self.words[..]) {
+            (model, None, []) => Ok(model.clone()),
+            (None, first, []) => Ok(first.clone()),
+            _ => bail_usage!("--page takes no PROMPT: the page has a field for it"),
+        }
+    }
+
     /// Returns the model and the prompt: the words of the command line, the files, and standard input.
     pub(crate) fn read(&self, hub: &Hub) -> Result<Question> {
         let (model, prompt) = self.split(hub)?;
@@ -76,7 +86,7 @@ impl PromptArgs {
         }
         let mut texts = Vec::with_capacity(self.file.len() + 1);
         for path in &self.file {
-            texts.push((format!("File {}", path.display()), stdin::read_file(path)?));
+            texts.push((format!("File {}", path.display()), text_file::read(path).context("--file")?));
         }
         // Without a prompt, standard input is the prompt, and waiting for it is what was asked for.
         let piped = stdin::read_context(prompt.as_ref().map(|_| FIRST_BYTE_LIMIT))?;
@@ -115,6 +125,10 @@ impl PromptArgs {
                  pellucid run --model {name} {first}"
             ),
             (Some(_), Some(name)) => bail_usage!("there is no model `{first}`; did you mean {name}?"),
+            (Some(_), None) if Path::new(first).is_dir() => bail_usage!(
+                "the first of several arguments is the model, but the folder `{first}` has no config.json; give the \
+                 path of a GGUF file in it, or put a prompt in quotes"
+            ),
             (Some(_), None) => bail_usage!(
                 "the first of several arguments is the model, but there is no model `{first}`; put a prompt in quotes, \
                  or name a model (`pellucid models` lists them)"

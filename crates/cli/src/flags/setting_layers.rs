@@ -8,10 +8,11 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Command};
 
+use super::toml_file;
 use super::usage_error::{USAGE_STATUS, reworded};
 
 /// A flag that the user did not type, and where it came from.
@@ -112,11 +113,12 @@ pub(crate) fn unknown_variables(command: &Command, names: impl Iterator<Item = O
     unknown.map(|name| format!("note: {name} is set, but there is no setting of that name")).collect()
 }
 
+/// Shows the form of a line of the config file.
+const EXAMPLE: &str = "expected a name, `=` and a value, such as `port = 8080` or `model = \"smollm2\"`";
+
 /// Reads a TOML file as names and values. Names may be written with underscores.
 fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the config file {}", path.display()))?;
-    let table: toml::Table = toml::from_str(&text).map_err(|error| not_toml(path, &text, &error))?;
+    let table: toml::Table = toml_file::read(path, EXAMPLE)?;
     let scalar = |value: &toml::Value| match value {
         toml::Value::String(text) => Some(text.clone()),
         toml::Value::Integer(number) => Some(number.to_string()),
@@ -138,15 +140,4 @@ fn read(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
         }
     }
     Ok(settings)
-}
-
-/// Returns the error of a file that is not TOML: the line, and the reason.
-fn not_toml(path: &Path, text: &str, error: &toml::de::Error) -> anyhow::Error {
-    let at = error.span().map_or(0, |span| span.start.min(text.len()));
-    let line = 1 + text.as_bytes()[..at].iter().filter(|&&byte| byte == b'\n').count();
-    let reason = match error.message().starts_with("duplicate key") {
-        true => "this name is set twice",
-        false => "this is not TOML; expected a name, `=` and a value, such as `port = 8080` or `model = \"smollm2\"`",
-    };
-    anyhow!("{}, line {line}: {reason}", path.display())
 }

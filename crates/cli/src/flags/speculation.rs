@@ -13,7 +13,8 @@ use crate::hub::Hub;
 #[command(next_help_heading = "Speculation")]
 pub(crate) struct SpeculationArgs {
     /// Drafters that propose tokens, which the model checks several at a
-    /// time: draft=MODEL (a smaller model with the same vocabulary), ngram
+    /// time: draft=MODEL (a smaller model with the same vocabulary), mtp (the
+    /// layer that some models have for predicting further tokens), ngram
     /// (what followed the same words in prompt and reply), suffix (what
     /// followed them in earlier replies), or off. Names are separated by
     /// commas. Replies are the same, to the byte, and may come faster
@@ -29,7 +30,7 @@ pub(crate) struct SpeculationArgs {
 
 impl SpeculationArgs {
     /// Returns the drafters of the flags, with the draft model as the user named it.
-    fn named(&self) -> Result<Speculation> {
+    pub(crate) fn named(&self) -> Result<Speculation> {
         let Some((first, others)) = self.speculate.split_first() else { return Ok(Speculation::DEFAULT) };
         let whole = others.iter().try_fold(first.clone(), |whole, one| {
             let error = || SpeculationError::Contradiction(whole.to_string(), one.to_string());
@@ -142,7 +143,7 @@ mod tests {
         let error = named(&["--speculate=off", "--speculate=ngram"]).unwrap_err();
         assert_eq!(error, "--speculate: off and ngram cannot be combined");
         let error = read(&["--speculate", "ngrm"]).unwrap_err();
-        assert!(error.contains("expected draft=MODEL, ngram or suffix, separated by commas, or off"), "{error}");
+        assert!(error.contains("expected draft=MODEL, mtp, ngram or suffix, separated by commas, or off"), "{error}");
         assert!(read(&["--draft-tokens", "16"]).is_err() && read(&["--draft-tokens", "0"]).is_err());
         let useless = read(&["--draft-tokens", "4", "--speculate", "off"]).unwrap();
         assert!(useless.check().is_err() && useless.check_for_server().is_ok());

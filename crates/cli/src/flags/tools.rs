@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::json_file;
 use super::usage_error::{OrUsage, UsageError, bail_usage};
+use crate::terminal::{format, log};
 
 /// The tools that a reply may call.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -72,6 +73,9 @@ pub(crate) fn plan_reply(
     }
     let rules = tools.map_or_else(ToolRules::default, |tools| tools.rules.clone());
     let plan = model.plan_reply(TenantId(0), &rules, grammar.map(|(_, source)| source.clone()));
+    if let Ok(plan) = &plan {
+        note_not_enforced(plan.not_enforced());
+    }
     plan.map_err(|error| {
         let place = match (&error, tools, grammar) {
             (GrammarError::Tool { name, .. }, Some(tools), _) => {
@@ -83,6 +87,14 @@ pub(crate) fn plan_reply(
         };
         UsageError::because(format!("{place}: {error}"))
     })
+}
+
+/// Says which parts of the tools' schemas calls need not satisfy.
+fn note_not_enforced(parts: &[String]) {
+    if !parts.is_empty() {
+        let parts: Vec<String> = parts.iter().map(|part| format::escaped(part)).collect();
+        log::note(&format!("note: calls need not satisfy {}", parts.join(", ")));
+    }
 }
 
 fn in_file(path: &Path, error: anyhow::Error) -> anyhow::Error {
@@ -111,7 +123,8 @@ fn read_tool(place: &str, definition: Value) -> Result<Tool> {
     if let Some(other) = function.get("strict").filter(|value| !value.is_boolean() && !value.is_null()) {
         bail!("{place}.strict: expected true or false, found {}", kind(other));
     }
-    Ok(Tool { name, description, parameters, definition: Some(definition) })
+    let is_strict = function.get("strict").and_then(Value::as_bool).unwrap_or(false);
+    Ok(Tool { name, description, parameters, is_strict, definition: Some(definition) })
 }
 
 /// Returns the members of an object that has no others than `known`.

@@ -1,13 +1,14 @@
 //! Errors of usage, which exit with status 2, and the wording of errors that come from libraries.
 //!
-//! An error of usage is one that the user can see in the command line itself: a flag or argument that is wrong, does
-//! not fit the others, or names a model or file that does not exist. Everything else is a failure, with status 1.
+//! An error of usage is one of the command line and of what the user hands over with it: a flag or argument that is
+//! wrong, does not fit the others or the model, or names a model that does not exist or a file that cannot be read as
+//! what it is for. Everything else is a failure, with status 1: a damaged model, a disk, a network, a device.
 
 use std::fmt::{self, Display};
 use std::io::Write;
 
 use anyhow::Error;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ErrorKind};
 
 /// Exit status of an error of usage, which is also that of the library that parses the flags.
 pub(crate) const USAGE_STATUS: u8 = 2;
@@ -24,7 +25,44 @@ impl UsageError {
 
     /// Whether an error is one of usage.
     pub(crate) fn is(error: &Error) -> bool {
-        error.chain().any(|cause| cause.is::<UsageError>())
+        error.chain().any(|cause| {
+            cause.is::<UsageError>()
+                || cause.downcast_ref().is_some_and(refuses_request)
+                || matches!(cause.downcast_ref(), Some(pellucid_generate::Error::PromptTooLong { .. }))
+        })
+    }
+}
+
+/// Whether the engine refused what a command line requested: a prompt or an option, and not the engine's own state.
+fn refuses_request(error: &pellucid_engine::Error) -> bool {
+    use pellucid_engine::Error;
+    use pellucid_sampling::Error as Sampling;
+    match error {
+        Error::EmptyPrompt
+        | Error::PromptTooLong { .. }
+        | Error::TextTooLong { .. }
+        | Error::IdOutsideVocabulary { .. }
+        | Error::OutOfRange { .. }
+        | Error::NotWithBeams { .. }
+        | Error::ExceedsKvMemory { .. }
+        | Error::ExceedsQuota { .. }
+        | Error::StatefulDraftModel { .. } => true,
+        Error::Sampling(error) => !matches!(
+            error,
+            Sampling::NotANumber { .. }
+                | Sampling::NumLogits { .. }
+                | Sampling::VocabularySize { .. }
+                | Sampling::MaskLength { .. }
+                | Sampling::NothingLeft
+                | Sampling::Grammar(_)
+        ),
+        Error::QueueFull
+        | Error::Cancelled
+        | Error::Stopped
+        | Error::Model(_)
+        | Error::OutOfMemory(_)
+        | Error::DeviceLost(_)
+        | Error::Internal(_) => false,
     }
 }
 
@@ -58,6 +96,10 @@ impl<T, E: Into<Error>> OrUsage<T> for Result<T, E> {
 
 /// Prints what the parser of flags has to say, an error or the help, and exits.
 pub(crate) fn exit_with(error: &clap::Error) -> ! {
+    if let Some(advice) = missing_command(error) {
+        let _ = writeln!(std::io::stderr(), "error: {advice}\n\nFor more information, try '--help'.");
+        std::process::exit(USAGE_STATUS.into());
+    }
     if matches!(error.kind(), ErrorKind::ValueValidation) {
         let text = error.render();
         let is_colored = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -66,6 +108,22 @@ pub(crate) fn exit_with(error: &clap::Error) -> ! {
         std::process::exit(USAGE_STATUS.into());
     }
     error.exit()
+}
+
+/// Returns what to write instead, if a command line begins with a prompt or with `--model` where a command belongs.
+fn missing_command(error: &clap::Error) -> Option<String> {
+    let text = |kind| error.get(kind).map(ToString::to_string);
+    match error.kind() {
+        ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
+            let word = text(ContextKind::InvalidSubcommand)?;
+            Some(format!("there is no command {word:?}; to ask a model, write: pellucid run {word:?}"))
+        }
+        ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("<COMMAND>") => {
+            let flag = text(ContextKind::InvalidArg).filter(|flag| ["-m", "--model"].contains(&flag.as_str()))?;
+            Some(format!("{flag} belongs after a command, as in: pellucid run {flag} MODEL \"What is gravity?\""))
+        }
+        _ => None,
+    }
 }
 
 /// Causes in the wording of the standard library, and ours.
@@ -127,6 +185,18 @@ mod tests {
         assert!(UsageError::is(&error) && !UsageError::is(&anyhow::anyhow!("a failure")));
         let marked = Err::<(), _>(anyhow::anyhow!("inner").context("outer")).or_usage().unwrap_err();
         assert_eq!(format!("{marked:#}"), "outer: inner");
+    }
+
+    #[test]
+    fn a_request_that_the_engine_refuses_is_an_error_of_usage_and_a_failure_is_not() {
+        use pellucid_engine::Error;
+        let is_usage = |error: Error| UsageError::is(&anyhow::Error::from(error).context("more"));
+        assert!(is_usage(Error::PromptTooLong { prompt: 9, context: 8 }));
+        assert!(is_usage(pellucid_sampling::Error::AllExcluded { name: "logit_bias" }.into()));
+        assert!(!is_usage(Error::Stopped) && !is_usage(Error::Model("a layer failed".into())));
+        assert!(!is_usage(pellucid_sampling::Error::NotANumber { token: 1 }.into()));
+        let too_long = pellucid_generate::Error::PromptTooLong { at_least: 9, context_len: 8 };
+        assert!(UsageError::is(&too_long.into()));
     }
 
     #[test]

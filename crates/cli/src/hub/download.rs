@@ -7,6 +7,7 @@ use super::http::{Client, HubResponse, bare_etag, text};
 use super::listing::check_status;
 use super::partial_file::{Expected, PartialFile};
 use super::progress::{Progress, Screen};
+use crate::http_error::sentence;
 use crate::terminal::format::bytes_text;
 use crate::terminal::interrupt::Interrupt;
 use anyhow::anyhow;
@@ -181,7 +182,7 @@ fn broken_off(error: std::io::Error, host: &str) -> String {
         ureq::Error::Io(error) if error.kind() == ErrorKind::UnexpectedEof => {
             format!("{host} ended the connection early")
         }
-        error => format!("the connection to {host} broke ({error})"),
+        error => format!("the connection to {host} broke: {}", sentence(&error, host)),
     }
 }
 

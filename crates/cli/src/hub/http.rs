@@ -5,14 +5,16 @@
 //! only.
 
 use super::failure::Failure;
+use crate::flags::usage_error::{UsageError, bail_usage};
+use crate::http_error::sentence;
 use std::fmt;
 use std::io;
 use std::time::Duration;
 use ureq::http::{HeaderMap, Response, Uri, header, uri::PathAndQuery};
-use ureq::{Agent, Body, Timeout};
+use ureq::{Agent, Body};
 
 /// Maximum time to resolve a name, and maximum time to connect, so that an unreachable hub fails soon.
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
+pub(crate) const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 const MAX_REDIRECTS: usize = 5;
 
 /// A secret that is never printed.
@@ -58,13 +60,13 @@ pub(crate) struct Linked {
 impl Client {
     /// Returns a client. `stall` is the maximum time without data on a connection.
     pub(crate) fn new(endpoint: &str, token: Option<Token>, stall: Duration) -> anyhow::Result<Client> {
-        let uri: Uri = endpoint.trim_end_matches('/').parse().map_err(|error| {
-            anyhow::anyhow!(
-                "the endpoint `{endpoint}` is not a URL ({error}); expected one such as https://huggingface.co"
-            )
+        let uri: Uri = endpoint.trim_end_matches('/').parse().map_err(|_| {
+            UsageError::because(format!(
+                "the endpoint `{endpoint}` is not a URL; expected one such as https://huggingface.co"
+            ))
         })?;
         if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none() {
-            anyhow::bail!("the endpoint `{endpoint}` must begin with https:// or http:// and contain a host");
+            bail_usage!("the endpoint `{endpoint}` must begin with https:// or http:// and contain a host");
         }
         let config = Agent::config_builder()
             .http_status_as_error(false)
@@ -91,7 +93,7 @@ impl Client {
 
     /// Gets a URL from byte `start` on and follows redirects. Any status is returned as a response.
     pub(crate) fn get(&self, url: &str, start: u64) -> Result<HubResponse, Failure> {
-        let mut uri: Uri = url.parse().map_err(|error| Failure::remote(format!("`{url}` is not a URL: {error}")))?;
+        let mut uri: Uri = url.parse().map_err(|_| Failure::remote(format!("`{url}` is not a URL")))?;
         let mut linked = Linked::default();
         for _ in 0..=MAX_REDIRECTS {
             let host = uri.host().unwrap_or_default().to_owned();
@@ -99,7 +101,7 @@ impl Client {
                 match self.request(&uri, start) {
                     // By a signal. If that ends the program, another thread does so.
                     Err(ureq::Error::Io(error)) if error.kind() == io::ErrorKind::Interrupted => {}
-                    outcome => break outcome.map_err(|error| Failure::remote(sentence(error, &host)))?,
+                    outcome => break outcome.map_err(|error| Failure::remote(sentence(&error, &host)))?,
                 }
             };
             if linked.etag.is_none() {
@@ -195,29 +197,6 @@ fn redirected(from: &Uri, headers: &HeaderMap) -> Result<Uri, Failure> {
         (_, Some("https")) | (Some("http"), Some("http")) => Ok(to),
         (Some("https"), Some("http")) => Err(bad("leads from https to plain http")),
         _ => Err(bad("is neither http nor https")),
-    }
-}
-
-/// Words an error of the HTTP library for users.
-fn sentence(error: ureq::Error, host: &str) -> String {
-    match error {
-        ureq::Error::HostNotFound => format!("the name {host} could not be resolved"),
-        ureq::Error::Timeout(Timeout::Resolve) => {
-            format!("the name {host} could not be resolved within {} s", CONNECT_LIMIT.as_secs())
-        }
-        ureq::Error::Timeout(Timeout::Connect) => {
-            format!("no connection to {host} within {} s", CONNECT_LIMIT.as_secs())
-        }
-        ureq::Error::Timeout(_) => format!("{host} did not answer in time"),
-        ureq::Error::Io(error) => match error.kind() {
-            io::ErrorKind::ConnectionRefused => format!("{host} refused the connection"),
-            io::ErrorKind::UnexpectedEof => format!("{host} closed the connection without an answer"),
-            // The standard library has no error kind for a name that does not resolve.
-            _ if error.to_string().contains("lookup address") => format!("the name {host} could not be resolved"),
-            _ => format!("the connection to {host} failed: {error}"),
-        },
-        ureq::Error::Rustls(error) => format!("no secure connection to {host}: {error}"),
-        error => format!("the request to {host} failed: {error}"),
     }
 }
 

@@ -6,6 +6,7 @@ use super::failure::Failure;
 use super::http::{Client, HubResponse, escaped, origin, text};
 use super::name::{ModelRef, Pick, check_path, check_target};
 use crate::flags::usage_error::{UsageError, bail_usage};
+use crate::http_error::sentence;
 use crate::terminal::format::bytes_text;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -76,11 +77,13 @@ pub(crate) fn fetch(client: &Client, model: &ModelRef, revision: &str) -> Result
         let next = next_page(&answer);
         let mut page = Vec::new();
         let body = answer.response.into_body().into_reader();
-        body.take(MAX_PAGE_BYTES)
-            .read_to_end(&mut page)
-            .map_err(|error| Failure::remote(format!("the listing of {model} is incomplete: {error}")))?;
-        let entries: Vec<Entry> = serde_json::from_slice(&page)
-            .map_err(|error| Failure::remote(format!("{} sent an invalid file listing: {error}", client.host())))?;
+        body.take(MAX_PAGE_BYTES).read_to_end(&mut page).map_err(|error| {
+            let why = sentence(&ureq::Error::from(error), client.host());
+            Failure::remote(format!("the listing of {model} is incomplete: {why}"))
+        })?;
+        let entries: Vec<Entry> = serde_json::from_slice(&page).map_err(|_| {
+            Failure::remote(format!("{} sent an invalid file listing: expected a JSON list of files", client.host()))
+        })?;
         for entry in entries.into_iter().filter(|entry| entry.kind == "file") {
             files.push(remote_file(entry).map_err(Failure::Remote)?);
         }

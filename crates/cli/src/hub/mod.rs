@@ -6,7 +6,7 @@
 mod download;
 mod failure;
 mod free_space;
-mod http;
+pub(crate) mod http;
 pub(crate) mod known_models;
 mod listing;
 mod name;
@@ -72,7 +72,7 @@ impl Hub {
             Some(name) => match Path::new(name).try_exists() {
                 Ok(true) => return Ok(name.into()),
                 Ok(false) => name,
-                Err(error) => return Err(error).with_context(|| format!("could not access {name}")),
+                Err(error) => return Err(error).with_context(|| format!("could not access {name}")).or_usage(),
             },
         };
         if let Some(known) = known_models::find(name).filter(|known| known.is_embedded()) {
@@ -84,7 +84,7 @@ impl Hub {
             }
             return Ok(path);
         }
-        if let Some(manifest) = self.store.find(name).or_usage()? {
+        if let Some(manifest) = self.store.find(name)? {
             match self.store.damage(&manifest) {
                 None => return Ok(self.store.entry(&manifest)),
                 Some(_) if known_models::find(name).is_some() => {}

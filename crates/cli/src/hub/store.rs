@@ -13,6 +13,7 @@ use super::known_models;
 use super::listing::Format;
 use super::name::{ModelRef, Pick, check_target, is_plain_name};
 use super::partial_file::{PART_SUFFIXES, with_suffix};
+use crate::flags::usage_error::bail_usage;
 use crate::terminal::log;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -110,6 +111,11 @@ impl Store {
         Ok(manifests)
     }
 
+    /// Returns the pulled models whose manifests can be read.
+    pub(crate) fn readable(&self) -> Vec<Manifest> {
+        self.scan().map(|(manifests, _)| manifests).unwrap_or_default()
+    }
+
     fn scan(&self) -> Result<(Vec<Manifest>, Vec<Damaged>)> {
         let (mut manifests, mut damaged) = (Vec::new(), Vec::new());
         for owner in entries(&self.root.join("models"))? {
@@ -148,7 +154,7 @@ impl Store {
         found.retain(|manifest| manifest.is_meant_by(&model));
         if found.len() > 1 {
             let names: Vec<_> = found.iter().map(|manifest| manifest.name.as_str()).collect();
-            bail!("`{name}` matches {} pulled models; choose one: {}", found.len(), names.join(", "));
+            bail_usage!("`{name}` matches {} pulled models; choose one: {}", found.len(), names.join(", "));
         }
         let folder = self.folder(&model.owner, &model.repo);
         match (found.pop(), damaged.into_iter().find(|damaged| damaged.folder == folder)) {

@@ -1,8 +1,9 @@
 //! Tokens as tables and as JSON, for `inspect` and `tokenize`.
 
+use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::terminal::cells::{beginning, left_aligned, visible};
 use crate::terminal::format::escaped;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use pellucid_tokenizer::{TokenInfo, TokenKind, Tokenizer};
 use serde_json::{Value, json};
 use std::io::Write;
@@ -65,7 +66,7 @@ pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>> {
             Ok(id) => ids.push(id),
             Err(_) => {
                 let word: String = word.chars().take(40).collect();
-                bail!("`{}` is not a token id: expected whole numbers from 0 to {}", escaped(&word), u32::MAX);
+                bail_usage!("`{}` is not a token id: expected whole numbers from 0 to {}", escaped(&word), u32::MAX);
             }
         }
     }
@@ -73,7 +74,7 @@ pub(crate) fn parse_ids(text: &str) -> Result<Vec<u32>> {
 }
 
 fn outside(tokenizer: &Tokenizer, id: u32) -> anyhow::Error {
-    anyhow::anyhow!("the id {id} is outside the vocabulary, which has {} tokens", tokenizer.vocab_size())
+    UsageError::because(format!("the id {id} is outside the vocabulary, which has {} tokens", tokenizer.vocab_size()))
 }
 
 /// Returns the text of a token, made visible; a token without bytes has its piece.

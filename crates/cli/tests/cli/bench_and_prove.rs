@@ -1,5 +1,7 @@
 //! `bench` and `prove` through the built program, on the golden fixtures.
 
+use crate::serve::Served;
+use crate::several_models::folder_of;
 use crate::support::Home;
 use serde_json::Value;
 use std::path::Path;
@@ -29,6 +31,39 @@ fn replies_are_batch_invariant_over_thousands_of_prompts() {
 fn a_proof_ends_with_a_verdict() {
     let ran = Home::new().run(&["prove", &golden("llama3"), "--prompts", "8", "--longest", "20", "--reply", "3"]);
     assert!(ran.ok().ends_with("proved: no reply depended on the other requests, to the bit\n"), "{ran:?}");
+}
+
+#[test]
+fn servers_are_compared_with_each_other() {
+    let home = Home::new();
+    let serve = |context| Served::start(&home, &["--model", "tiny", "--device", "cpu", "--context", context], &[]);
+    let (first, second) = (serve("128"), serve("128"));
+    let [one, two] = [&first, &second].map(|served| format!("http://{}/v1", served.address));
+    let flags = ["--prompts", "12", "--longest", "40", "--reply", "5", "--together", "4"];
+    let equal = home.run(&[&["prove", "--against", &one, &two], &flags[..]].concat());
+    let verdict = "proved: the servers have one fingerprint and give the same replies, to the bit\n";
+    assert!(equal.ok().ends_with(verdict), "{equal:?}");
+    assert_eq!(equal.ok().matches("http://").count(), 4, "two settings for each server: {equal:?}");
+
+    // Other weights, and another instruction set.
+    let folder = folder_of(&home, &["tiny"]);
+    let other = Served::start(&home, &["--model", &format!("{folder}/tiny"), "--device", "cpu"], &[]);
+    let scalar = Served::start(&home, &["--model", "tiny", "--device", "cpu", "--cpu-isa", "scalar"], &[]);
+    let [other, scalar] = [&other, &scalar].map(|served| format!("http://{}", served.address));
+    let against = |url: &str| {
+        let ran = home.run(&[&["prove", "tiny", "--json", "--against", &one, "--against", url], &flags[..]].concat());
+        assert!(ran.stderr.contains("do not put them behind one gateway"), "{ran:?}");
+        serde_json::from_slice::<Value>(&ran.stdout).unwrap()
+    };
+    let refuted = against(&other);
+    assert_eq!((&refuted["verdict"], &refuted["different"]), (&"refuted".into(), &24.into()), "{refuted}");
+    assert!(refuted["servers"][2]["difference"].as_str().unwrap().contains(", token 1 is "), "{refuted}");
+    let refuted = against(&scalar);
+    assert_eq!((&refuted["verdict"], &refuted["one_fingerprint"]), (&"refuted".into(), &false.into()), "{refuted}");
+
+    home.run(&["prove", "--against", &one, "--device", "cpu"]).usage();
+    assert!(home.run(&["prove", "--against", "127.0.0.1:1"]).usage().contains("expected an address such as http://"));
+    assert!(home.run(&["prove", "--against", "http://127.0.0.1:1"]).error().contains("no server answers at http://"));
 }
 
 #[test]
@@ -152,7 +187,7 @@ fn a_draft_model_with_another_vocabulary_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     pellucid_testing::tiny_model(folder.path(), None);
     let ran = Home::new().run(&["prove", "tiny", "--draft", folder.path().to_str().unwrap()]);
-    assert!(ran.error().contains("the vocabularies differ"), "{ran:?}");
+    assert!(ran.usage().contains("the vocabularies differ"), "{ran:?}");
 }
 
 #[test]

@@ -51,6 +51,9 @@ fn what_a_model_cannot_do_is_refused_by_name() {
         let message = ran.usage();
         assert!(message.contains(expected), "{args:?}: {message}");
     }
+    let ran = home.run_with_input(&["embed", ENCODER], b"a cat\r\nthe \xff dog\n");
+    assert!(ran.usage().contains("line 2 of standard input is not UTF-8: the byte 0xff at offset 4"), "{ran:?}");
+    assert!(home.run(&["embed", &tiny, "--pooling", "last", "--device", "cpu", ""]).usage().contains("has no tokens"));
     assert_eq!(lines(home.run(&["embed", ENCODER, "--truncate", &long]).ok())[0].len(), 48);
     assert!(lines(home.run(&["embed", &tiny, "--pooling", "last", "--device", "cpu", "ab"]).ok())[0].len() > 1);
 }

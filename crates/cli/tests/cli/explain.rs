@@ -264,3 +264,77 @@ fn the_page_uses_the_width_that_it_has() {
     assert_eq!(longest(&page(Some("7"), &[])), 50, "narrower terminals wrap the lines themselves");
     assert_eq!(page(Some("x"), &[]), page(None, &[]));
 }
+
+#[test]
+fn the_inside_of_the_model_is_shown_for_one_token() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let model = model.as_str();
+    let flags = ["--layers", "--attention", "1.0", "--token", "3", "--temperature", "0"];
+    let found = explain(&home, model, &flags).tokens;
+    let at = found.iter().position(|line| line["type"] == "probe").expect("a probe");
+    let (token, probe) = (&found[at - 1], &found[at]);
+    assert_eq!((&probe["index"], &probe["id"]), (&token["index"], &token["id"]));
+    assert_eq!(token["index"], 2);
+    let last = probe["layers"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["logprob"], token["logprob"], "the last layer has the model's own log probabilities");
+    let weights = probe["attention"]["weights"].as_array().unwrap();
+    assert_eq!(weights.len(), probe["attention"]["tokens"].as_array().unwrap().len());
+    let base = ["explain", "Hello there", "--model", model, "-n", "3", "--color", "never"];
+    let page = home.run(&[&base[..], &flags].concat());
+    assert!(page.ok().contains("layers: the guess after each layer"), "{page:?}");
+    assert!(page.ok().contains("attention of layer 1, head 0"), "{page:?}");
+    let far = home.run(&[&base[..], &["--attention", "99"]].concat());
+    assert!(far.usage().contains("--attention: expected a layer from 0 to"), "{far:?}");
+}
+
+#[test]
+fn guards_decide_which_tokens_are_explained() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let file = home.path().join("patterns.txt");
+    let base = ["explain", "Hi", "--model", &model, "-n", "16", "--temperature", "1.5", "--seed", "4", "--min-tokens"];
+    let base = [&base[..], &["16", "--json"]].concat();
+    let lines = |more: &[&str]| -> Vec<Value> {
+        let ran = home.run(&[&base[..], more].concat());
+        ran.ok().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let guard = ["--guard-patterns", file.to_str().unwrap()];
+    let free = lines(&[]);
+    std::fs::write(&file, "no such text\n").unwrap();
+    let passed = lines(&guard);
+    assert_eq!(free.len(), passed.len());
+    for (free, passed) in free.iter().zip(&passed).filter(|(free, _)| free["type"] == "token") {
+        assert_eq!((&free["id"], &free["logprob"]), (&passed["id"], &passed["logprob"]));
+        assert_eq!(passed["guards"], serde_json::json!([{ "guard": "patterns", "verdict": "passed" }]));
+        assert!(free.get("guards").is_none());
+    }
+    let text = passed.last().unwrap()["text"].as_str().unwrap();
+    let from = text.char_indices().nth(text.chars().count() / 2).unwrap().0;
+    let phrase: String = text[from..].chars().take(4).collect();
+    let expression: String = phrase.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
+    std::fs::write(&file, format!("(?-i){expression}\n")).unwrap();
+    let blocked = lines(&guard);
+    let end = blocked.last().unwrap();
+    assert_eq!(end["reason"].as_str().or(end["end"].as_str()), Some("content_filter"), "{end}");
+    assert!(blocked.len() < free.len(), "tokens that are blocked are not explained");
+    let shown = end["text"].as_str().unwrap();
+    assert!(text.split_once(&phrase).unwrap().0.starts_with(shown), "{shown:?} of {text:?}");
+    // A prompt that is blocked is not explained at all.
+    std::fs::write(&file, "hi\n").unwrap();
+    let ran = home.run(&[&base[..], &guard].concat());
+    assert!(ran.stdout.is_empty() && ran.stderr.contains("the prompt was blocked by the guard patterns"), "{ran:?}");
+}
+
+#[test]
+fn a_probe_of_what_is_not_there_is_refused_by_its_flag() {
+    let home = Home::new();
+    for (flags, expected) in [
+        (["--attention", "9"], "--attention: expected a layer from 0 to 4, found 9"),
+        (["--attention", "1.99"], "--attention: expected a head from 0 to 7, found 99"),
+        (["--layers", "--token=4"], "--token: expected 1 to 3, found 4"),
+    ] {
+        let ran = home.run(&["explain", "-m", "tiny", flags[0], flags[1], "-n", "3", "Once upon a time"]);
+        assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+    }
+}

@@ -64,15 +64,15 @@ fn decoding_gives_every_byte_back() {
     let text = "A thé, 你好 🙂\r\n\t<|end|>  \0x";
     let ids = home.run_with_input(&["tokenize", &model], text.as_bytes());
     assert_eq!(decode(ids.ok()).ok(), text);
-    assert!(decode("1 263").error().contains("the id 263 is outside the vocabulary, which has 263 tokens"));
-    assert!(decode("1 x").error().contains("`x` is not a token id"));
+    assert!(decode("1 263").usage().contains("the id 263 is outside the vocabulary, which has 263 tokens"));
+    assert!(decode("1 x").usage().contains("`x` is not a token id"));
 }
 
 #[test]
 fn input_that_is_not_utf8_is_told_with_its_offset() {
     let (home, model) = with_vocabulary();
     let ran = home.run_with_input(&["tokenize", &model], b"ab\xc3\xa9\xff\xfe");
-    assert!(ran.error().contains("0xff at offset 4"), "{ran:?}");
+    assert!(ran.usage().contains("0xff at offset 4"), "{ran:?}");
 }
 
 #[test]
@@ -88,6 +88,54 @@ fn a_reader_that_goes_away_is_not_an_error() {
         let ran = Ran::from(child.wait_with_output().unwrap());
         assert_eq!((ran.status, ran.stderr.as_str()), (Some(0), ""));
     }
+}
+
+#[test]
+fn inspect_shows_kinds_of_layers_and_their_memory() {
+    let number = |config: &Value, key: &str| config[key].as_u64().unwrap_or_else(|| panic!("{key} of {config}"));
+    let config = |name: &str| -> Value {
+        serde_json::from_str(&std::fs::read_to_string(golden(name).join("config.json")).unwrap()).unwrap()
+    };
+    let text = |name: &str| Home::new().run(&["inspect", golden(name).to_str().unwrap()]).ok().to_owned();
+    let has_line = |text: &str, line: &str| assert!(text.lines().any(|found| found == line), "no {line:?} in\n{text}");
+
+    // Delta nets: three positions of the convolution over queries, keys and values, and a matrix for each value head.
+    let numbers = config("qwen35-text");
+    let count = |kind: &str| numbers["layer_types"].as_array().unwrap().iter().filter(|layer| *layer == kind).count();
+    let [attention, delta_nets] = ["full_attention", "linear_attention"].map(count);
+    let of = |key: &str| number(&numbers, &format!("linear_{key}"));
+    let (keys, values) = (of("num_key_heads") * of("key_head_dim"), of("num_value_heads") * of("value_head_dim"));
+    let matrices = of("num_value_heads") * of("key_head_dim") * of("value_head_dim");
+    let bytes = 4 * delta_nets as u64 * ((of("conv_kernel_dim") - 1) * (2 * keys + values) + matrices);
+    let report = inspect_json(&golden("qwen35-text"), &[]);
+    assert_eq!(report["state_bytes"], bytes);
+    let kinds = json!([
+        { "kind": "with attention", "layers": attention }, { "kind": "with a gated delta net", "layers": delta_nets }
+    ]);
+    assert_eq!(report["layer_kinds"], kinds);
+    assert_eq!(report["latent_attention"], Value::Null);
+    let shown = text("qwen35-text");
+    has_line(&shown, &format!("                {delta_nets} with a gated delta net"));
+    assert!(shown.contains("\nrecurrent state\n  a sequence    "), "{shown}");
+
+    let numbers = config("deepseek3");
+    let (rank, rotary) = (number(&numbers, "kv_lora_rank"), number(&numbers, "qk_rope_head_dim"));
+    let report = inspect_json(&golden("deepseek3"), &[]);
+    assert_eq!(report["latent_attention"]["row_size"], rank + rotary);
+    assert_eq!((&report["state_bytes"], &report["layer_kinds"]), (&json!(0), &json!([])));
+    assert_eq!(report["experts"], number(&numbers, "n_routed_experts"));
+    let layers = number(&numbers, "num_hidden_layers");
+    assert_eq!(report["kv_memory"]["bytes_per_token"], layers * (rank + rotary) * 2, "one row of F16 in each layer");
+    let row = rank + rotary;
+    has_line(
+        &text("deepseek3"),
+        &format!("latents         {row} values a token in a layer, {rotary} of them rotated, for all heads"),
+    );
+
+    // Models of these families without experts have a key for them, which is 0.
+    let report = inspect_json(&golden("granite-hybrid"), &[]);
+    assert_eq!(report["experts"], Value::Null);
+    assert!(!text("granite-hybrid").contains("experts"));
 }
 
 #[test]
@@ -138,9 +186,9 @@ fn inspect_shows_the_formula_and_what_it_comes_to() {
     assert_eq!(json["tensor_types"], json!([{ "type": "F32", "tensors": 2, "parameters": 37, "bytes": 148 }]));
     assert_eq!(json["special_ids"][1], json!({ "for": "end", "id": 262, "piece": "<|end|>" }));
     let ran = home.run(&["inspect", model, "--kv-type", "q8_0"]);
-    assert!(ran.error().contains("heads of a multiple of 32 values, but this model's have 16"), "{ran:?}");
+    assert!(ran.usage().contains("heads of a multiple of 32 values, but this model's have 16"), "{ran:?}");
     let ran = home.run(&["inspect", model, "--context", "18446744073709551615", "--batch", "2"]);
-    assert!(ran.error().contains("more than 2^64 bytes"), "{ran:?}");
+    assert!(ran.usage().contains("more than 2^64 bytes"), "{ran:?}");
 }
 
 #[test]

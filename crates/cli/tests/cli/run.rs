@@ -167,8 +167,7 @@ fn without_flags_the_default_preset_is_drawn_with_a_fixed_seed() {
     assert_ne!(run(&["--seed", "1"]).ok(), default.ok());
     // A flag changes one option; the others keep their defaults.
     let warmer = run(&["--temperature", "1.5", "--seed", "5"]);
-    let chain = "[preset chat (the default) with flags: dry multiplier 0.8, base 1.75, allowed length 2, \
-                 temperature 1.5, top_k 40, top_p 0.9, draw]";
+    let chain = "[preset chat (the default) with flags: temperature 1.5, top_k 40, top_p 0.9, draw]";
     assert!(warmer.stderr.contains(chain) && warmer.stderr.contains("seed 5"), "{warmer:?}");
     // Greedy decoding takes no defaults, whichever way it is asked for.
     let greedy = run(&["--greedy"]);
@@ -273,7 +272,7 @@ fn perplexity_of_a_text() {
     assert!(result["perplexity"].as_f64().unwrap() > 1.0);
     assert_eq!(result, measure(&["--threads", "1"]));
     let short = home.run(&["perplexity", &model, file, "--window", "250"]);
-    assert!(short.error().contains("204 tokens, fewer than the 250 of one window"), "{short:?}");
+    assert!(short.usage().contains("204 tokens, fewer than the 250 of one window"), "{short:?}");
 }
 
 #[test]
@@ -287,7 +286,7 @@ fn memory_is_planned_and_what_cannot_hold_a_context_is_refused_with_the_numbers(
     assert!(planned.stderr.contains("keys and values ") && planned.stderr.contains(" in F32 for "), "{planned:?}");
     let refused = run(&["--kv-memory", "20kB", "--kv-type", "f32"]);
     for part in ["a whole context of 256 tokens takes ", "--kv-memory gives 20.0 kB, which holds ", "--context "] {
-        assert!(refused.error().contains(part), "{part}: {refused:?}");
+        assert!(refused.usage().contains(part), "{part}: {refused:?}");
     }
     // The advice of the message works.
     let advice = refused.stderr.split("--context ").nth(1).and_then(|rest| rest.split(',').next()).unwrap().to_owned();

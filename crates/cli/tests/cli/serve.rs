@@ -76,6 +76,14 @@ impl Served {
     }
 }
 
+impl Drop for Served {
+    /// A test that fails must not leave its server running.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// The sampling flags are defaults of requests, in every layer of the settings, over what the model recommends.
 #[test]
 fn sampling_flags_are_defaults_of_requests() {
@@ -341,7 +349,7 @@ fn drafters_are_settings_like_others() {
     // Replies are the same, so drafters are no part of the fingerprint.
     assert_eq!(fingerprint(&off), fingerprint(&from_environment));
     let wrong = home.run(&["serve", "--model", &model, "--speculate", "ngram,of"]);
-    assert!(wrong.usage().contains("expected draft=MODEL, ngram or suffix"), "{}", wrong.stderr);
+    assert!(wrong.usage().contains("expected draft=MODEL, mtp, ngram or suffix"), "{}", wrong.stderr);
 }
 
 #[test]
@@ -366,7 +374,7 @@ fn what_is_wrong_is_a_sentence() {
         (&["--model", &model, "--host", "localhost", "--port", &port], "cannot listen at 127.0.0.1 port"),
         (&["--model", &model, "--host", "0.0.0.0"], "--allow-unauthenticated-network"),
         (&["--model", &model, "--keys-file", &keys], "name"),
-        (&["--model", &model, "--keys-file", "/no/such/file"], "cannot read the keys file"),
+        (&["--model", &model, "--keys-file", "/no/such/file"], "--keys-file: there is no file /no/such/file"),
         (&["--model", &model, "--config", &config], "there is no setting \"prot\""),
         (&["--model", &model, "--tls-cert", &pem, "--tls-key", &pem], "no certificate"),
         (&["--model", &broken, "--port", "0"], "broken.gguf"),

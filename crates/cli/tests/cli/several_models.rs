@@ -12,7 +12,7 @@ use crate::support::Home;
 use crate::support::tiny_model::TEMPLATE;
 
 /// Writes tiny models into a folder of a home, and returns its path.
-fn folder_of(home: &Home, names: &[&str]) -> String {
+pub(crate) fn folder_of(home: &Home, names: &[&str]) -> String {
     let folder = home.path().join("models");
     names.iter().for_each(|name| pellucid_testing::tiny_model(&folder.join(name), Some(TEMPLATE)));
     folder.to_str().unwrap().to_owned()
@@ -21,11 +21,15 @@ fn folder_of(home: &Home, names: &[&str]) -> String {
 fn chat(served: &Served, model: &str) -> (u16, Value) {
     let messages = r#"[{"role": "user", "content": "hello"}]"#;
     let body = format!(r#"{{"model": "{model}", "messages": {messages}, "max_tokens": 8, "temperature": 0}}"#);
+    request(served, "POST /v1/chat/completions", &body)
+}
+
+fn request(served: &Served, route: &str, body: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(&served.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     write!(
         stream,
-        "POST /v1/chat/completions HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAuthorization: Bearer a-long-secret\r\n\
+        "{route} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nAuthorization: Bearer a-long-secret\r\n\
          Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
         served.address,
         body.len()
@@ -121,4 +125,69 @@ fn flags_of_a_single_model_are_refused_with_several() {
     assert!(refused.usage().contains("--url: expected an address"), "{refused:?}");
     let refused = home.run(&["serve", "--model", &folder, "--keep-alive", "soon"]);
     assert!(refused.usage().contains("expected a duration such as 5m"), "{refused:?}");
+}
+
+#[test]
+fn models_are_called_as_the_flags_say() {
+    let home = Home::new();
+    let folder = folder_of(&home, &["alpha", "beta"]);
+    let [small, large] = ["small,gpt-4o-mini=", "large="].map(|names| {
+        let file = if names.starts_with("small") { "alpha" } else { "beta" };
+        format!("{names}{folder}/{file}")
+    });
+    let flags = ["--model", &small, "--model", &large, "--device", "cpu", "--context", "128"];
+    let served = Served::start(&home, &flags, &[("PELLUCID_API_KEY", "a-long-secret")]);
+    let url = format!("http://{}", served.address);
+    let names: Vec<String> = states(&home, &url).into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["small", "large"]);
+    for (name, id) in [("small", "small"), ("gpt-4o-mini", "small"), ("large", "large")] {
+        let (status, reply) = chat(&served, name);
+        assert_eq!((status, &reply["model"]), (200, &id.into()), "{reply}");
+    }
+    assert_eq!(chat(&served, "alpha").0, 404);
+    served.terminate();
+    served.ended();
+    // A single model has them too.
+    let served =
+        Served::start(&home, &["--model", &small, "--device", "cpu"], &[("PELLUCID_API_KEY", "a-long-secret")]);
+    assert_eq!(chat(&served, "gpt-4o-mini").1["model"], "small");
+    served.terminate();
+    served.ended();
+    let twice = home.run(&["serve", "--model", &small, "--model", &format!("small={folder}/beta")]);
+    assert!(twice.usage().contains("two models are called \"small\""), "{twice:?}");
+    let many = home.run(&["serve", "--model", &format!("all={folder}")]);
+    assert!(many.usage().contains("a folder of models"), "{many:?}");
+}
+
+#[test]
+fn models_have_settings_and_a_pulled_model_is_served_at_once() {
+    let home = Home::new();
+    let folder = folder_of(&home, &["alpha", "beta"]);
+    let file = home.path().join("settings.toml");
+    std::fs::write(home.path().join("chat.jinja"), "{{ messages[0].content }}").unwrap();
+    let path = file.to_str().unwrap();
+    std::fs::write(&file, "[beta]\ncontext = 64\ntemperature = 0.5\nchat-template = \"chat.jinja\"\n").unwrap();
+    let flags = ["--model", &folder, "--device", "cpu", "--context", "128", "--model-settings", path];
+    let served = Served::start(&home, &flags, &[("PELLUCID_API_KEY", "a-long-secret")]);
+    let [alpha, beta] = ["alpha", "beta"].map(|name| {
+        assert_eq!(chat(&served, name).0, 200);
+        request(&served, &format!("GET /v1/models/{name}"), "").1
+    });
+    assert_eq!((&alpha["max_model_len"], &beta["max_model_len"]), (&128.into(), &64.into()));
+    assert_eq!(beta["sampling_defaults"]["temperature"]["value"], 0.5, "{beta}");
+    assert_ne!(alpha["system_fingerprint"], beta["system_fingerprint"], "the template is another one");
+    // A model that is pulled is served without a restart, under the name by which it was pulled.
+    assert_eq!(chat(&served, "tiny").0, 404);
+    let pulled = request(&served, "POST /api/pull", r#"{"model": "tiny", "stream": false}"#);
+    assert_eq!(pulled, (200, serde_json::json!({ "status": "success" })));
+    assert_eq!(chat(&served, "tiny").1["model"], "tiny");
+    served.terminate();
+    served.ended();
+    for (text, part) in
+        [("[gamma]\ncontext = 64", "there is no model \"gamma\""), ("[beta]\nport = 1", "no such setting")]
+    {
+        std::fs::write(&file, text).unwrap();
+        let refused = home.run(&["serve", "--model", &folder, "--device", "cpu", "--model-settings", path]);
+        assert!(refused.usage().contains(part), "{refused:?}");
+    }
 }

@@ -73,7 +73,7 @@ fn wrong_flags_are_refused_by_name() {
     let cases: [(&[&str], &str); 9] = [
         (
             &["--speculate", "ngrm"],
-            "expected draft=MODEL, ngram or suffix, separated by commas, or off; found \"ngrm\"",
+            "expected draft=MODEL, mtp, ngram or suffix, separated by commas, or off; found \"ngrm\"",
         ),
         (&["--speculate", ""], "expected draft=MODEL"),
         (&["--speculate", "ngram,"], "expected draft=MODEL"),

@@ -10,7 +10,7 @@ use crate::support::tiny_model::{TEMPLATE, tiny_model};
 use crate::support::{Home, Ran};
 
 /// Words of libraries and of the operating system that no message contains.
-const LIBRARY_WORDS: [&str; 9] = [
+const LIBRARY_WORDS: [&str; 11] = [
     "invalid digit",
     "float literal",
     "os error",
@@ -20,6 +20,8 @@ const LIBRARY_WORDS: [&str; 9] = [
     "panicked",
     "target type",
     "serde",
+    "valid UTF-8",
+    "invalid uri",
 ];
 
 #[test]
@@ -29,7 +31,8 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
     let no_toml = home.path().join("bad.toml");
     std::fs::write(&no_toml, "port = 1\nx = [").unwrap();
     let no_toml = no_toml.to_str().unwrap();
-    let cases: [(&[&str], &str); 34] = [
+    let [questions, tasks] = ["questions", "tasks"].map(|name| format!("--{name}={no_toml}"));
+    let cases: [(&[&str], &str); 46] = [
         (&["run", "hi", "-m", &model, "--context", "x"], "expected a whole number"),
         (&["run", "hi", "-m", &model, "--context", "99999999999999999999999"], "'--context <TOKENS>': "),
         (&["run", "hi", "-m", &model, "--temperature", "hot"], "'--temperature <T>': expected a number"),
@@ -48,6 +51,8 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
         (&["run", "hi", "-m", &model, "--file", "none.txt"], "there is no file none.txt"),
         (&["run", "  ", "-m", &model], "the prompt is empty"),
         (&["run", "-m", &model], "standard input is empty"),
+        (&["run", "--page", "-m", &model, "hi"], "--page takes no PROMPT"),
+        (&["run", "--page", "-m", &model, "--top-k", "3"], "--page cannot be combined with --top-k"),
         (&["run", "-m", &model, "--json"], "standard input is empty"),
         (&["explain", "hi", "-m", &model, "--top-p", "7"], "--top-p: expected 0 to 1, found 7"),
         (&["inspect", "no-such-model"], "there is no model"),
@@ -60,17 +65,98 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
         (&["pull", "word"], "`word` is not a model name"),
         (&["rm", "no-such-model"], "there is no model"),
         (&["serve", "--port", "99999"], "'--port <PORT>': expected 0 to 65535"),
-        (&["serve", "-m", &model, "--keys-file", "none.toml"], "cannot read the keys file none.toml"),
+        (&["serve", "-m", &model, "--keys-file", "none.toml"], "--keys-file: there is no file none.toml"),
         (&["serve", "-m", &model, "--host", "0.0.0.0"], "there are no keys"),
-        (&["serve", "--config", no_toml], "bad.toml, line 2: this is not TOML; expected a name"),
+        (&["serve", "--config", no_toml], "bad.toml, line 2, column 6: this is not TOML; expected a name"),
+        (&["serve", "-m", &model, "--model-settings", no_toml], "bad.toml, line 2, column 6: this is not TOML"),
+        (&["bench", &model, &questions], "bad.toml, line 2, column 6: this is not TOML; expected `[[question]]`"),
+        (&["bench", &model, &tasks], "bad.toml, line 2, column 6: this is not TOML; expected `[[task]]`"),
+        (&["What is gravity?"], "to ask a model, write: pellucid run \"What is gravity?\""),
+        (&["rum", "hi"], "a similar subcommand exists: 'run'"),
+        (&["--model", "tiny", "hi"], "--model belongs after a command, as in: pellucid run --model MODEL"),
+        (&["-m", "tiny", "hi"], "-m belongs after a command"),
+        (&["pull", "-m", "tiny"], "unexpected argument '-m'"),
+        (&["run", "hi", "-m", &model, "--tools", no_toml], "line 1, column 1: this is not JSON: expected a value"),
+        (&["run", "hi", "-m", &model, "--json-schema", no_toml], "this is not JSON: expected a value"),
         (&["models", "add", "x", "none.gguf"], "there is no file or folder none.gguf"),
     ];
     for (args, expected) in cases {
         let ran = home.run(args);
-        // A text that is too short for one window is no error of the command line.
-        let status = if expected.starts_with("tokens, fewer") { 1 } else { 2 };
-        assert_eq!(ran.status, Some(status), "{args:?}: {ran:?}");
+        assert_eq!(ran.status, Some(2), "{args:?}: {ran:?}");
         assert!(ran.stdout.is_empty() && ran.stderr.contains(expected), "{args:?}: {ran:?}");
+        for words in LIBRARY_WORDS {
+            assert!(!ran.stderr.contains(words), "{words:?}: {args:?}: {ran:?}");
+        }
+    }
+}
+
+/// A file that is no text, under every flag and argument that takes a text.
+#[test]
+fn files_that_are_no_text_are_wrong_usage() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let binary = home.path().join("binary");
+    std::fs::write(&binary, b"\x89PNG\r\n\x1a\n\0\0").unwrap();
+    let binary = binary.to_str().unwrap();
+    let with_template = home.path().join("settings.toml");
+    std::fs::write(&with_template, "[tiny]\nchat-template = \"binary\"\n").unwrap();
+    let run = ["run", "-m", &model, "hi"];
+    let serve = ["serve", "-m", &model, "--port", "0"];
+    let models = ["serve", "-m", &model, "-m", "tiny", "--port", "0"];
+    let cases: [(&[&str], &str, &str); 15] = [
+        (&run, "--file", binary),
+        (&run, "--grammar", binary),
+        (&run, "--json-schema", binary),
+        (&run, "--tools", binary),
+        (&run, "--guard-patterns", binary),
+        (&run, "--chat-template", binary),
+        (&["explain", "-m", &model, "hi"], "--file", binary),
+        (&serve, "--keys-file", binary),
+        (&serve, "--shared-system", binary),
+        (&serve, "--chat-template", binary),
+        (&serve, "--config", binary),
+        (&models, "--model-settings", with_template.to_str().unwrap()),
+        (&["bench", &model], "--questions", binary),
+        (&["bench", &model], "--tasks", binary),
+        (&["perplexity", &model], "--window=4", binary),
+    ];
+    for (args, flag, file) in cases {
+        // The values of the benchmarks' flags are optional, so they belong to the same word.
+        let joined = format!("{flag}={file}");
+        let words = if args[0] == "bench" { vec![joined.as_str()] } else { vec![flag, file] };
+        let ran = home.run(&[args, &words].concat());
+        assert_eq!(ran.status, Some(2), "{flag}: {ran:?}");
+        let message = ran.usage();
+        assert!(message.contains("binary") && message.contains("not UTF-8"), "{flag}: {ran:?}");
+        assert!(message.contains("0x89 at offset 0") || message.contains("byte 0"), "{flag}: {ran:?}");
+        for words in LIBRARY_WORDS {
+            assert!(!ran.stderr.contains(words), "{words:?}: {flag}: {ran:?}");
+        }
+    }
+    for args in [&["tokenize", &model][..], &["run", "-m", &model], &["perplexity", &model, "-"]] {
+        let ran = home.run_with_input(args, b"\x89PNG");
+        assert!(ran.usage().contains("standard input is not UTF-8: the byte 0x89 at offset 0"), "{args:?}: {ran:?}");
+    }
+}
+
+/// Prompts and flags that only the loaded model can refuse.
+#[test]
+fn what_does_not_fit_the_model_is_wrong_usage() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let long = "word ".repeat(400);
+    let cases: [(&[&str], &str); 7] = [
+        (&["run", "-m", &model, &long], "but the context holds"),
+        (&["explain", "-m", &model, &long], "but the context holds"),
+        (&["run", "-m", &model, "hi", "--kv-memory", "1kB"], "--kv-memory gives"),
+        (&["explain", "-m", &model, "hi", "--attention", "99"], "--attention: expected a layer from"),
+        (&["explain", "-m", &model, "hi", "-n", "2", "--layers", "--token", "9"], "--token: expected 1 to 2, found 9"),
+        (&["inspect", &model, "--context", "18446744073709551615", "--batch", "2"], "more than 2^64 bytes"),
+        (&["pull", "o/r", "--endpoint", "no url"], "the endpoint `no url` is not a URL"),
+    ];
+    for (args, expected) in cases {
+        let ran = home.run(args);
+        assert!(ran.usage().contains(expected), "{args:?}: {ran:?}");
         for words in LIBRARY_WORDS {
             assert!(!ran.stderr.contains(words), "{words:?}: {args:?}: {ran:?}");
         }
@@ -115,6 +201,10 @@ fn the_first_word_is_the_model_if_it_names_one() {
     assert!(std::path::Path::new(&model).exists());
 
     // The word names no model, so it is a prompt for the default model, which cannot be fetched here.
+    std::fs::create_dir(home.path().join("notes")).unwrap();
+    let in_folder = home.command(&["run", "notes", "hi"]).current_dir(home.path()).output().unwrap();
+    assert!(Ran::from(in_folder).usage().contains("the folder `notes` has no config.json"));
+
     let asked = run(&["gravity"]);
     assert!(asked.error().contains("could not be fetched") || asked.stderr.contains("hub"), "{asked:?}");
 }
@@ -138,11 +228,14 @@ fn standard_input_and_files_join_the_prompt() {
     assert!(object(&alone)["tokens"]["prompt"].as_u64() < joined["tokens"]["prompt"].as_u64(), "nothing to add");
 
     let ran = home.run_with_input(&args, b"ab\xffcd");
-    assert!(ran.error().contains("standard input is not UTF-8: the byte 0xff at offset 2"), "{ran:?}");
+    let expected = "standard input is not UTF-8: the byte 0xff at offset 2 begins no character; expected a text";
+    assert!(ran.usage().contains(expected), "{ran:?}");
     let binary = home.path().join("binary");
     std::fs::write(&binary, b"a\xc3").unwrap();
-    let ran = home.run(&[&args[..], &["--file", binary.to_str().unwrap()]].concat());
-    assert!(ran.error().contains("is not UTF-8") && ran.stderr.contains("offset 1"), "{ran:?}");
+    let binary = binary.to_str().unwrap();
+    let ran = home.run(&[&args[..], &["--file", binary]].concat());
+    let expected = format!("--file: {binary} is not UTF-8: the byte 0xc3 at offset 1 begins no character; expected");
+    assert!(ran.usage().contains(&expected), "{ran:?}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Batch invariance, to the bit: the result of a row does not depend on the other rows of the batch.
 
 use pellucid_tensor::{
-    Activation, Attention, Backend, DType, ExpertMlp, GatedMlp, HeadShape, KvLayer, Linear, Output, Routing,
-    SequenceSpan, StoreKv,
+    Activation, Attend, Attention, Backend, DType, ExpertMlp, Extension, GatedMlp, HeadShape, KvLayer, Linear, Output,
+    Routing, SequenceSpan, StoreKv, Values,
 };
 
 use super::harness::Harness;
@@ -77,6 +77,8 @@ pub fn expert_rows(backend: &dyn Backend) {
             })
             .collect();
         let (x, logits) = (harness.random.normals(ROWS * hidden), harness.random.normals(ROWS * NUM_EXPERTS));
+        let has_clamp = i % 2 == 1 && backend.supports(Extension::ClampedSwiglu);
+        let activation = if has_clamp { Activation::ClampedSwiglu } else { Activation::Silu };
         let mlp = |rows: std::ops::Range<usize>| {
             let mut out = harness.zeros(rows.len(), hidden);
             let part =
@@ -86,8 +88,9 @@ pub fn expert_rows(backend: &dyn Backend) {
                 router_logits: &part(&logits, NUM_EXPERTS),
                 routing: Routing::softmax(3, true),
                 score_bias: None,
+                expert_scales: None,
                 experts: &experts,
-                activation: Activation::Silu,
+                activation,
             };
             harness.backend.expert_mlp(mlp, Output::Rows(&mut out)).expect("experts");
             harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
@@ -108,6 +111,7 @@ struct AttentionShape {
     num_heads: usize,
     window: Option<usize>,
     block_len: usize,
+    has_sinks: bool,
 }
 
 /// Checks attention: a row has the same bits alone and in a chunk, over several spans of positions, with windows, in
@@ -128,7 +132,27 @@ pub fn attention_rows(backend: &dyn Backend) {
         (DType::Q8_0, 256, 2, None, 32),
     ] {
         let chunks = &[(0, ROW_POSITIONS), (500, 530), (1000, 1003), (61, 700), (508, 514), (1020, 1036), (62, 64)];
-        attention_case(&mut harness, AttentionShape { dtype, head_size, num_heads, window, block_len }, chunks);
+        let case = AttentionShape { dtype, head_size, num_heads, window, block_len, has_sinks: false };
+        attention_case(&mut harness, case, chunks);
+    }
+}
+
+/// Checks attention with a sink for each head as [`attention_rows`] does.
+pub fn attention_rows_with_sinks(backend: &dyn Backend) {
+    if !backend.supports(Extension::AttentionSinks) {
+        return;
+    }
+    let mut harness = Harness { backend, random: RandomData(11) };
+    for (dtype, head_size, num_heads, window, block_len) in [
+        (DType::F32, 10, 3, None, 12),
+        (DType::F16, 64, 8, None, 32),
+        (DType::BF16, 128, 7, Some(300), 8),
+        (DType::F16, 80, 2, None, 32),
+        (DType::Q8_0, 64, 8, Some(128), 32),
+        (DType::Q8_0, 256, 2, None, 32),
+    ] {
+        let case = AttentionShape { dtype, head_size, num_heads, window, block_len, has_sinks: true };
+        attention_case(&mut harness, case, &[(0, 200), (1000, 1003), (61, 700), (508, 514)]);
     }
 }
 
@@ -139,7 +163,7 @@ pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
     for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {
         attention_case(
             &mut harness,
-            AttentionShape { dtype, head_size, num_heads: 32, window: None, block_len: 32 },
+            AttentionShape { dtype, head_size, num_heads: 32, window: None, block_len: 32, has_sinks: false },
             &[],
         );
     }
@@ -151,7 +175,7 @@ const ROW_POSITIONS: usize = 1100;
 /// Compares rows computed alone with the same rows in chunks of these positions, and in batches with other sequences.
 fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(usize, usize)]) {
     const LEN: usize = ROW_POSITIONS;
-    let AttentionShape { dtype, head_size, num_heads, window, block_len } = case;
+    let AttentionShape { dtype, head_size, num_heads, window, block_len, has_sinks } = case;
     if !harness.has_kv(dtype) {
         return;
     }
@@ -159,7 +183,8 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(us
     let num_blocks = LEN.div_ceil(block_len);
     let table: Vec<u32> = (0..num_blocks as u32).map(|block| (block * 7) % num_blocks as u32).collect();
     let tables: Vec<u32> = if num_blocks.is_multiple_of(7) { (0..num_blocks as u32).rev().collect() } else { table };
-    let blocks = || harness.backend.zeros(dtype, num_blocks, head_size * block_len).expect("memory");
+    // The second half is for what `attend` stores: no sequence reads it.
+    let blocks = || harness.backend.zeros(dtype, 2 * num_blocks, head_size * block_len).expect("memory");
     let mut kv = KvLayer { keys: blocks(), values: blocks() };
     let slots: Vec<u32> = (0..LEN)
         .map(|position| tables[position / block_len] * block_len as u32 + (position % block_len) as u32)
@@ -168,8 +193,10 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(us
     let values = harness.random.normals(LEN * head_size);
     let queries = harness.random.normals(LEN * num_heads * head_size);
     let cols = num_heads * head_size;
+    let sinks = harness.random.normals(num_heads);
+    let sinks = harness.vector(&sinks);
     // Attends from `positions`, each as a sequence of its own or all as one chunk.
-    let attend = |kv: &KvLayer, positions: &[usize], one_by_one: bool| {
+    let attend = |kv: &mut KvLayer, positions: &[usize], one_by_one: bool| {
         let rows: Vec<f32> = positions.iter().flat_map(|row| &queries[row * cols..][..cols]).copied().collect();
         let mut out = harness.zeros(positions.len(), cols);
         // With many rows, the block table does not start at entry 0.
@@ -181,18 +208,32 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(us
             }
             false => vec![SequenceSpan { rows: 0..positions.len(), blocks }],
         };
-        let attention = Attention {
-            queries: &harness.activation(&rows, cols),
-            kv,
-            positions: &positions.iter().map(|&position| position as u32).collect::<Vec<_>>(),
-            sequences: &sequences,
-            block_tables: &entries,
-            shape,
-            scale: 0.2,
-            soft_cap: None,
-            window,
-        };
-        harness.backend.attention(attention, &mut out).expect("attention");
+        let mut queries = harness.activation(&rows, cols);
+        let positions = &positions.iter().map(|&position| position as u32).collect::<Vec<_>>()[..];
+        let (sequences, block_tables, scale, soft_cap) = (&sequences[..], &entries[..], 0.2, None);
+        if has_sinks {
+            let slots: Vec<u32> = (0..positions.len()).map(|row| (num_blocks * block_len + row) as u32).collect();
+            let [mut keys, values] = [(); 2].map(|()| harness.zeros(positions.len(), head_size));
+            let attend = Attend {
+                rope: None,
+                values: Values::Rows(&values),
+                slots: &slots,
+                positions,
+                sequences,
+                block_tables,
+                shape,
+                scale,
+                soft_cap,
+                window,
+                sinks: Some(&sinks),
+            };
+            harness.backend.attend(attend, &mut queries, &mut keys, kv, &mut out).expect("attention");
+        } else {
+            let queries = &queries;
+            let attention =
+                Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
+            harness.backend.attention(attention, &mut out).expect("attention");
+        }
         harness.read(&out).into_iter().map(f32::to_bits).collect::<Vec<u32>>()
     };
     let store = |kv: &mut KvLayer, from: usize, keys: &[f32], values: &[f32]| {
@@ -209,11 +250,11 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(us
         let new = known * head_size..(position + 1) * head_size;
         store(&mut kv, known, &keys[new.clone()], &values[new]);
         known = position + 1;
-        alone.push((position, attend(&kv, &[position], true)));
+        alone.push((position, attend(&mut kv, &[position], true)));
     }
     store(&mut kv, 0, &keys, &values);
     for &(start, end) in chunks {
-        let together = attend(&kv, &(start..end).collect::<Vec<_>>(), false);
+        let together = attend(&mut kv, &(start..end).collect::<Vec<_>>(), false);
         for (position, alone) in alone.iter().filter(|(position, _)| (start..end).contains(position)) {
             let row = position - start;
             assert!(together[row * cols..][..cols] == *alone, "{dtype}: row {position} in {start}..{end} differs");
@@ -225,7 +266,7 @@ fn attention_case(harness: &mut Harness<'_>, case: AttentionShape, chunks: &[(us
         [alone[..5].iter().collect(), alone[15..18].iter().collect(), alone.iter().collect(), many.collect::<Vec<_>>()]
     {
         let positions: Vec<usize> = batch.iter().map(|(position, _)| *position).collect();
-        let together = attend(&kv, &positions, true);
+        let together = attend(&mut kv, &positions, true);
         for (row, (position, alone)) in batch.into_iter().enumerate() {
             let found = &together[row * cols..][..cols];
             assert!(found == alone, "{dtype}: position {position} differs in a batch of {} sequences", positions.len());

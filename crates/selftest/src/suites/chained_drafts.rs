@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, Logits, Model};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, Logits, Model};
 use pellucid_tensor::{Backend, RowDigest, RowQuery, TokenSource};
 
 use crate::{Golden, Runner};
@@ -34,6 +34,7 @@ fn push(batch: &mut Batch, sequence: usize, position: usize, ids: &[TokenSource]
         blocks: &blocks(sequence),
         wanted: first_wanted..ids.len(),
         queries: &queries,
+        state: ChunkState::default(),
     };
     batch.push(chunk, BLOCK_LEN);
 }

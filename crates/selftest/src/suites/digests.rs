@@ -109,7 +109,7 @@ fn assert_same_choice(
     let query = sampler.query(position).expect("a usual chain");
     let RowDigest { ref top, has_all, totals, ref finalists, .. } = *found;
     let digest = Digest { top, has_all, totals, temperature: query.temperature, finalists };
-    let chosen = sampler.sample_digest(&digest, position, &mut space).expect("a token");
+    let chosen = sampler.sample_digest(&digest, position, None, &mut space).expect("a token");
     assert!(chosen.is_some() || !must_suffice, "{what}: the digest does not suffice");
     let input = Input { logits, history: &history, position, mask: None };
     let expected = sampler.sample(&input, &mut sampler.state(), &mut space).expect("a token");

@@ -20,6 +20,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_waiting: 100,
     overcommit: Overcommit::Never,
     secret: [5; 32],
+    snapshot_distance: None,
 };
 
 /// A model that can forbid looking ahead, or report that the device's assumed token was wrong.

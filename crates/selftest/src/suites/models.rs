@@ -4,13 +4,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use pellucid_model::{QuantScheme, SyntheticModel};
+use pellucid_checkpoint::{Checkpoint, Source};
+use pellucid_model::{Decoder, Error, LoadOptions, Model, QuantScheme, SyntheticModel};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
 use super::{digests, operations};
 use crate::{Golden, Runner, TestSequence};
 
-/// Maximum difference of a logit from the reference's; `testing/tests/goldens.rs` gives the reason.
+/// Maximum difference of a logit from the reference's; `testing/tests/models/goldens.rs` gives the reason.
 const TOLERANCE: f32 = 1e-4;
 
 /// Maximum median difference on a device that rounds activations to bf16. The rounding moves the median logit of these
@@ -25,6 +26,7 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
     let checkpoint = shape.checkpoint(scheme, 1, &mut |_, _| ()).expect("names and shapes fit");
     for kv_dtype in [DType::F16, DType::Q8_0] {
         let mut runner = Runner::of(&checkpoint, backend.clone(), None, 32, kv_dtype);
+        let has_state = runner.model.config().has_state();
         let prompt: Vec<u32> = (0..150).map(|i| i * 7 % 512).collect();
         let blocks = |first: u32| (first..first + 10).collect::<Vec<u32>>();
         let whole = runner.prompt(&prompt, &[prompt.len()], blocks(0));
@@ -56,46 +58,65 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
                 for (found, position) in rows.chunks_exact(vocab_size).zip(positions) {
                     assert!(bits(found) == row(position), "chunks of {len} and {short} give other bits at {position}");
                 }
-                pair[1].len -= usize::from(short > 1);
+                // A state cannot go back to an earlier position.
+                pair[1].len -= usize::from(short > 1 && !has_state);
             }
         }
     }
 }
 
-/// Converts every tensor of a safetensors file to f32.
-fn widen(path: &Path) {
-    let bytes = std::fs::read(path).expect("written above");
-    let len = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
-    let mut header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + len]).expect("a header");
+/// Rewrites a folder with every tensor as f32. Quantized tensors are decoded.
+fn widen(folder: &Path) {
+    let checkpoint = Checkpoint::open(folder).expect("a golden").with_reference_rounding();
+    let mut header = serde_json::Map::new();
     let mut data: Vec<u8> = Vec::new();
-    for (name, tensor) in header.as_object_mut().expect("an object") {
-        if name == "__metadata__" {
-            continue;
+    for tensor in checkpoint.tensors() {
+        let bytes = checkpoint.tensor(&tensor.name).expect("a tensor of the list").bytes();
+        let mut wide = vec![0f32; tensor.num_elements()];
+        quant::decode(tensor.dtype, &bytes, &mut wide);
+        let mut shape = tensor.shape.clone();
+        // Stacks of experts have their inputs first, except in MXFP4.
+        if let (DType::MXFP4, &[_, rows, cols]) = (tensor.dtype, &tensor.shape[..]) {
+            let transposed = |matrix: &[f32]| -> Vec<f32> {
+                (0..cols).flat_map(|col| matrix.iter().skip(col).step_by(cols)).copied().collect()
+            };
+            wide = wide.chunks_exact(rows * cols).flat_map(transposed).collect();
+            shape.swap(1, 2);
         }
-        let dtype = match tensor["dtype"].as_str() {
-            Some("F32") => DType::F32,
-            Some("F16") => DType::F16,
-            Some("BF16") => DType::BF16,
-            other => panic!("{name} is stored as {other:?}"),
-        };
-        let offset = |i: usize| tensor["data_offsets"][i].as_u64().expect("an offset") as usize;
-        let stored = &bytes[8 + len..][offset(0)..offset(1)];
-        let mut wide = vec![0f32; stored.len() / dtype.block_bytes()];
-        quant::decode(dtype, stored, &mut wide);
         let start = data.len();
         data.extend(wide.iter().flat_map(|value| value.to_le_bytes()));
-        tensor["dtype"] = "F32".into();
-        tensor["data_offsets"] = vec![start, data.len()].into();
+        let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [start, data.len()] });
+        header.insert(tensor.name.clone(), entry);
     }
-    let header = header.to_string();
+    let header = serde_json::Value::Object(header).to_string();
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
-    std::fs::write(path, file).expect("a file that can be written");
+    let Source::HuggingFace(source) = checkpoint.source() else { panic!("a folder") };
+    let mut config = source.config.clone();
+    config.as_object_mut().expect("an object").remove("quantization_config");
+    drop(checkpoint);
+    std::fs::write(folder.join("model.safetensors"), file).expect("a file that can be written");
+    std::fs::write(folder.join("config.json"), config.to_string()).expect("a file that can be written");
+}
+
+/// The sentence with which a device refuses a golden, if it lacks something that the model needs.
+pub(crate) fn refusal(backend: &Arc<dyn Backend>, golden: &Golden) -> Option<String> {
+    let checkpoint = Checkpoint::open(&golden.folder).ok()?;
+    match Decoder::load(
+        &checkpoint,
+        backend.clone(),
+        LoadOptions { context_len: None, ..LoadOptions::default() },
+        &mut |_, _| (),
+    ) {
+        Err(error @ Error::NotOnDevice { .. }) => Some(error.to_string()),
+        // Another error is found, and told, by the checks.
+        _ => None,
+    }
 }
 
 /// Checks a golden with its weights widened to f32: every device has to agree with the reference to the rounding of
 /// f32.
 pub(crate) fn matches_golden_in_f32(backend: &Arc<dyn Backend>, golden: &Golden, keeps_bits: bool) {
-    widen(&golden.folder.join("model.safetensors"));
+    widen(&golden.folder);
     matches_golden(backend, golden, TOLERANCE, keeps_bits);
 }
 

@@ -87,16 +87,36 @@ fn tame_scales(dtype: DType, bytes: &mut [u8], scales: ScaleBits) {
         DType::Q2_K => &[80, 82],
         DType::Q3_K => &[108],
         DType::Q6_K => &[208],
-        // Its scale is one byte of exponent, set below.
-        DType::MXFP4 => &[],
+        DType::IQ1_S | DType::IQ2_XXS | DType::IQ2_XS | DType::IQ2_S | DType::IQ3_XXS | DType::IQ3_S => &[0],
+        DType::TQ1_0 => &[52],
+        DType::TQ2_0 => &[64],
+        // Their scales are bytes, or divided among bytes, and set below.
+        DType::MXFP4 | DType::NVFP4 | DType::IQ1_M | DType::F8_E4M3 => &[],
         DType::F32 | DType::F16 | DType::BF16 => unreachable!("unquantized formats have no scales"),
     };
     for block in bytes.chunks_exact_mut(dtype.block_bytes()) {
         for &offset in scale_offsets {
             block[offset + 1] = scales | (block[offset + 1] & 0x83);
         }
-        if dtype == DType::MXFP4 {
-            block[0] = 122 + block[0] % 4;
+        match dtype {
+            DType::MXFP4 => block[0] = if scales == LARGE { 138 } else { 122 } + block[0] % 4,
+            // An exponent of four bits with bias 7, above three bits of mantissa.
+            DType::NVFP4 => {
+                let exponent = if scales == LARGE { 12 } else { 2 };
+                block[..4].iter_mut().for_each(|scale| *scale = exponent << 3 | *scale & 7);
+            }
+            // An f32 with the exponent of the f16, of which values have seven bits more; NaN is no weight.
+            DType::F8_E4M3 => {
+                let scale = f32::from_bits((u32::from(scales >> 2 & 0x1f) + 112 - 5) << 23);
+                block[..4].copy_from_slice(&scale.to_le_bytes());
+                block[4..].iter_mut().filter(|byte| **byte & 0x7f == 0x7f).for_each(|byte| *byte &= 0xfe);
+            }
+            // The upper byte of the scale is in two halves of bytes.
+            DType::IQ1_M => {
+                block[53] = block[53] & 0x3f | (scales & 0x0c) << 4;
+                block[55] = block[55] & 0x8f | scales & 0x70;
+            }
+            _ => {}
         }
     }
 }

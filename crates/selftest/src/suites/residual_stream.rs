@@ -314,7 +314,7 @@ impl Layer {
 
     fn experts<'a>(&'a self, x: &'a Tensor, router_logits: &'a Tensor) -> ExpertMlp<'a> {
         let (routing, experts, activation) = (ROUTING, &self.experts, ACTIVATION);
-        ExpertMlp { x, router_logits, routing, score_bias: None, experts, activation }
+        ExpertMlp { x, router_logits, routing, score_bias: None, expert_scales: None, experts, activation }
     }
 }
 

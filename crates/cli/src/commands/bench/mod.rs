@@ -29,6 +29,11 @@ use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
 use crate::terminal::output::Output;
 
+/// Names of the formats that random weights can have.
+fn scheme_names() -> PossibleValuesParser {
+    PossibleValuesParser::new(QuantScheme::ALL.into_iter().chain([QuantScheme::MXFP4]).map(QuantScheme::name))
+}
+
 /// Measure speed and compare it with the machine's limits
 ///
 /// Without serving flags, measures prefill of whole prompts and decoding of
@@ -63,7 +68,7 @@ pub(crate) struct BenchArgs {
         long = "type",
         value_name = "TYPE",
         ignore_case = true,
-        value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name))
+        value_parser = scheme_names()
     )]
     scheme: Option<String>,
 
@@ -188,7 +193,7 @@ struct AcceptanceArgs {
         value_name = "TYPE",
         requires = "draft_shape",
         ignore_case = true,
-        value_parser = PossibleValuesParser::new(QuantScheme::ALL.map(QuantScheme::name))
+        value_parser = scheme_names()
     )]
     draft_type: Option<String>,
 }

@@ -79,10 +79,14 @@ pub(super) fn random_on(
 }
 
 fn ready(args: &BenchArgs, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Ready> {
-    let (model, backend) = (args.compute.decoder(checkpoint, backend)?, backend.clone());
+    let (model, backend) = (decoder(args, checkpoint, backend)?, backend.clone());
     let path = checkpoint.path();
     let name = path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
     Ok(Ready { name, file_bytes: checkpoint.file_bytes(), model, backend, kv_dtype: args.compute.kv_type.dtype() })
+}
+
+fn decoder(args: &BenchArgs, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Decoder> {
+    args.compute.decoder_for(checkpoint, backend, &args.speculation.named()?)
 }
 
 /// Drafters of the engine that is measured.
@@ -133,7 +137,7 @@ pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Res
     let written = || -> std::io::Result<File> {
         let mut writer = GgufWriter::new(BufWriter::new(file), metadata, &tensors)?;
         for tensor in &tensors {
-            writer.write_tensor(&checkpoint.tensor(&tensor.name).expect("a tensor of its own").bytes)?;
+            writer.write_tensor(&checkpoint.tensor(&tensor.name).expect("a tensor of its own").bytes())?;
         }
         Ok(writer.finish()?.into_inner()?)
     };

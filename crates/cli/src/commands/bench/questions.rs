@@ -18,6 +18,7 @@ use serde_json::json;
 
 use super::BenchArgs;
 use crate::flags::prompt::Prompt;
+use crate::flags::toml_file;
 use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
 use crate::terminal::format::grouped;
@@ -26,8 +27,9 @@ use crate::terminal::output::Output;
 
 /// The questions that the program contains.
 const QUESTIONS: &str = include_str!("questions.toml");
-/// Maximum bytes of a file of questions, and maximum questions in it.
-const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Shows the form of a file of questions.
+const EXAMPLE: &str = "expected `[[question]]`, `name = \"a\"`, `ask = \"...\"` and `expect = [[\"...\"]]`";
+/// Maximum questions in a file.
 const MAX_QUESTIONS: usize = 1000;
 /// Sequences that are answered at once.
 const NUM_SEQUENCES: usize = 8;
@@ -127,20 +129,11 @@ pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, interrupt: &Interrupt
 
 /// Reads a file of questions; an empty name is the program's own.
 fn read(file: &str) -> Result<Vec<Question>> {
-    let own;
-    let text = if file.is_empty() {
-        QUESTIONS
-    } else {
-        let path = Path::new(file);
-        let size = std::fs::metadata(path).with_context(|| format!("cannot read the questions {file}"))?.len();
-        if size > MAX_FILE_BYTES {
-            bail!("--questions: {file} has {size} bytes, expected at most {MAX_FILE_BYTES}");
-        }
-        own = std::fs::read_to_string(path).with_context(|| format!("cannot read the questions {file}"))?;
-        &own
-    };
-    let QuestionFile { question: questions } = toml::from_str(text)
-        .with_context(|| format!("--questions: {}", if file.is_empty() { "built in" } else { file }))?;
+    let QuestionFile { question: questions } = match file {
+        "" => toml_file::parse(QUESTIONS, EXAMPLE),
+        file => toml_file::read(Path::new(file), EXAMPLE),
+    }
+    .context("--questions")?;
     if !(1..=MAX_QUESTIONS).contains(&questions.len()) {
         bail!("--questions: expected 1 to {MAX_QUESTIONS} questions, found {}", questions.len());
     }
@@ -246,6 +239,15 @@ mod tests {
         assert!(questions.iter().all(|question| !question.expect.is_empty() && question.name.len() < 28));
     }
 
+    /// `docs/questions.md` tells how to run them.
+    #[test]
+    fn there_are_files_to_copy() {
+        let copies = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/commands/bench/copies.toml");
+        let copies = read(copies.to_str().unwrap()).unwrap();
+        assert_eq!(copies.len(), 12);
+        assert!(copies.iter().all(|copy| copy.expect[0][0].lines().count() > 10 && copy.expect[0][0].contains("\n  ")));
+    }
+
     #[test]
     fn a_reply_must_be_right_and_end_by_itself() {
         let question = Question {
@@ -274,7 +276,10 @@ mod tests {
         assert!(refused("question = []").contains("expected 1 to 1000 questions, found 0"));
         assert!(refused("[[question]]\nname = 'a'\nask = ' '\nexpect = [['b']]").contains("a text in `ask`"));
         assert!(refused("[[question]]\nname = 'a'\nask = 'b'\nexpect = [[]]").contains("no empty list"));
-        assert!(refused("[[question]]\nname = 'a'\nask = 'b'\nexpects = []").contains("unknown field"));
+        assert!(
+            refused("[[question]]\nname = 'a'\nask = 'b'\nexpects = []")
+                .contains("line 4, column 1: there is no `expects`")
+        );
         assert!(read("no/such/file").is_err());
     }
 }

@@ -101,6 +101,7 @@ fn start(ready: Ready, drafters: Drafters, args: &ServingArgs, arrivals: &[Arriv
         overcommit: Overcommit::Never,
         // There is one user, so the prefix cache needs no secret.
         secret: [0; 32],
+        snapshot_distance: None,
     };
     let Ready { model, backend, .. } = ready;
     let mut engine = Engine::new(Box::new(model), backend, options)?;
@@ -168,7 +169,7 @@ fn serve(engine: &EngineHandle, request: Request, done: &Sender<Outcome>) {
     let outcome = engine.submit(request).and_then(|stream| {
         loop {
             match stream.next_event() {
-                Some(Event::Done(stats)) => return Ok(stats),
+                Some(Event::Done(stats)) => return Ok(*stats),
                 Some(Event::Failed(error)) => return Err(error),
                 Some(_) => {}
                 None => return Err(pellucid_engine::Error::Stopped),

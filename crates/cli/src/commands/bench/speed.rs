@@ -5,8 +5,8 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, KvMemory, Logits, Model};
-use pellucid_tensor::RowQuery;
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, KvMemory, Logits, Model};
+use pellucid_tensor::{RowQuery, StateSave};
 use serde::Serialize;
 
 use super::SpeedArgs;
@@ -123,6 +123,8 @@ impl SpeedBench<'_> {
         let blocks = |case: &Case| case.num_sequences() * case.positions(generate).div_ceil(BLOCK_LEN);
         let num_blocks = cases.iter().map(blocks).max().unwrap_or(0);
         let kv = KvMemory::new(ready.model.config(), &*ready.backend, ready.kv_dtype, num_blocks, BLOCK_LEN)?;
+        // A sequence's state is in the slot with the number of its first block.
+        let kv = kv.with_states(ready.model.config(), &*ready.backend, num_blocks)?;
         Ok(SpeedBench { ready, kv, batch: Batch::default(), logits: Default::default() })
     }
 
@@ -137,7 +139,9 @@ impl SpeedBench<'_> {
             self.batch.clear();
             let wanted = if position + ids.len() == tokens { ids.len() - 1..ids.len() } else { 0..0 };
             let (ids, first_position) = (ChunkIds::Tokens(ids), position);
-            self.batch.push(Chunk { ids, first_position, blocks: &blocks, wanted, queries: &[] }, BLOCK_LEN);
+            let save = StateSave { row: len as u32 - 1, slot: blocks[0] };
+            let state = ChunkState::in_place(first_position, &save);
+            self.batch.push(Chunk { ids, first_position, blocks: &blocks, wanted, queries: &[], state }, BLOCK_LEN);
             self.ready.model.forward(&self.batch, &mut self.kv, &mut self.logits[0])?;
             position += len;
         }
@@ -200,7 +204,9 @@ impl SpeedBench<'_> {
                 None => ChunkIds::Assumed { row: sequence },
             };
             let queries = query.as_slice();
-            self.batch.push(Chunk { ids, first_position: position, blocks, wanted: 0..1, queries }, BLOCK_LEN);
+            let save = StateSave { row: 0, slot: blocks[0] };
+            let state = ChunkState::in_place(position, &save);
+            self.batch.push(Chunk { ids, first_position: position, blocks, wanted: 0..1, queries, state }, BLOCK_LEN);
         }
     }
 

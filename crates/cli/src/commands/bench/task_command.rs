@@ -27,17 +27,17 @@ pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, output: &mut Output) 
     let tokenizer = Tokenizer::from_checkpoint(&checkpoint)?;
     let prompts = tasks::encode(&tasks, &tokenizer, checkpoint.chat_template())?;
     let backend = args.compute.backend()?;
-    let model = args.compute.decoder(&checkpoint, &backend)?;
     let max_tokens = args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize;
-    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + max_tokens;
-    if longest > model.config().context_len {
-        let context = model.config().context_len;
-        bail_usage!("--tasks and --max-tokens need {longest} tokens, but the model's context holds {context}");
-    }
     let speculation =
         if args.speculation.is_given() { args.speculation.resolve(hub)? } else { Speculation::OFF.ngram() };
     if speculation.is_off() {
         bail_usage!("--tasks compares drafters with none, but --speculate names none");
+    }
+    let model = args.compute.decoder_for(&checkpoint, &backend, &speculation)?;
+    let longest = prompts.iter().map(Vec::len).max().unwrap_or(0) + max_tokens;
+    if longest > model.config().context_len {
+        let context = model.config().context_len;
+        bail_usage!("--tasks and --max-tokens need {longest} tokens, but the model's context holds {context}");
     }
     let draft = match speculation.draft_path() {
         Some(path) => {

@@ -19,11 +19,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::commands::event_queue::EventQueue;
 use crate::commands::model_on_device::ModelOnDevice;
+use crate::flags::toml_file;
 
 /// The tasks that the program contains.
 const TASKS: &str = include_str!("tasks.toml");
-/// Maximum bytes of a file of tasks, and maximum tasks in it.
-const MAX_FILE_BYTES: u64 = 4 << 20;
+/// Shows the form of a file of tasks.
+const EXAMPLE: &str = "expected `[[task]]`, `kind = \"edit\"`, `name = \"a\"` and `ask = \"...\"`";
+/// Maximum tasks in a file.
 const MAX_TASKS: usize = 1000;
 
 #[derive(Debug, Deserialize)]
@@ -74,20 +76,11 @@ impl Drafter for WrongDrafter {
 
 /// Reads a file of tasks; an empty name is the program's own.
 pub(crate) fn read(file: &str) -> Result<Vec<Task>> {
-    let own;
-    let text = if file.is_empty() {
-        TASKS
-    } else {
-        let path = Path::new(file);
-        let size = std::fs::metadata(path).with_context(|| format!("cannot read the tasks {file}"))?.len();
-        if size > MAX_FILE_BYTES {
-            bail!("--tasks: {file} has {size} bytes, expected at most {MAX_FILE_BYTES}");
-        }
-        own = std::fs::read_to_string(path).with_context(|| format!("cannot read the tasks {file}"))?;
-        &own
-    };
-    let TaskFile { task: tasks } = toml::from_str(text)
-        .with_context(|| format!("--tasks: {}", if file.is_empty() { "built in" } else { file }))?;
+    let TaskFile { task: tasks } = match file {
+        "" => toml_file::parse(TASKS, EXAMPLE),
+        file => toml_file::read(Path::new(file), EXAMPLE),
+    }
+    .context("--tasks")?;
     if !(1..=MAX_TASKS).contains(&tasks.len()) {
         bail!("--tasks: expected 1 to {MAX_TASKS} tasks, found {}", tasks.len());
     }
@@ -145,6 +138,7 @@ pub(super) fn options(
         max_waiting: batch,
         overcommit: Overcommit::Never,
         secret: [0; 32],
+        snapshot_distance: None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The trace for programs, as JSON lines: a header, an object for each token, an object for the end.
 
 use pellucid_engine::TokenEvent;
+use pellucid_generate::TokenVerdict;
 use pellucid_sampling::{OPTIONS, OptionKind, RunnerTrace, SamplingParams, StepKind, TokenTrace, ValueRef};
 use pellucid_tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -90,6 +91,7 @@ pub(super) fn token(
         "text": text(id),
         "bytes": tokenizer.token(id).map(|token| token.bytes.into_owned()),
         "logprob": trace.logprob,
+        "batch_size": event.batch_size,
         "top": top,
         "steps": steps,
         "draw": {
@@ -107,11 +109,16 @@ pub(super) fn token(
     })
 }
 
+/// Returns the verdicts of guards on one token.
+pub(super) fn verdicts(verdicts: &[TokenVerdict]) -> Value {
+    verdicts.iter().map(|verdict| json!({ "guard": verdict.guard, "verdict": verdict.kind.verdict() })).collect()
+}
+
 pub(super) fn end(reason: &str, text: &str, num_tokens: usize) -> Value {
     json!({ "type": "end", "reason": reason, "text": text, "num_tokens": num_tokens })
 }
 
 /// Returns the text of a token. Bytes that are not UTF-8 become U+FFFD; the field `bytes` has them unchanged.
-fn text_of(tokenizer: &Tokenizer, id: u32) -> Option<String> {
+pub(super) fn text_of(tokenizer: &Tokenizer, id: u32) -> Option<String> {
     tokenizer.token(id).map(|token| String::from_utf8_lossy(&token.bytes).into_owned())
 }

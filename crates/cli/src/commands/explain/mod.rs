@@ -3,13 +3,15 @@
 mod json;
 pub(crate) use json::parameters as sampling_json;
 mod page;
+mod probe;
 mod table;
+mod verdicts;
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
-use pellucid_engine::{Event, Request, TokenEvent, TokenStream};
+use pellucid_engine::{Event, Probe, ProbeRequest, Request, TokenEvent, TokenStream};
 use pellucid_generate::{Finish, LoadedModel, ReplyPlan};
 use pellucid_sampling::{MAX_LOGPROBS, Preset, Sampler, SamplingParams, StepKind};
 use pellucid_tokenizer::{TextStream, Tokenizer};
@@ -17,6 +19,7 @@ use serde_json::Value;
 
 use crate::flags::compute::ComputeArgs;
 use crate::flags::grammar::GrammarArgs;
+use crate::flags::guard::GuardArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
@@ -25,10 +28,11 @@ use crate::flags::tools::{ToolArgs, plan_reply};
 use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::cells::Paint;
-use crate::terminal::format;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::output::Output;
+use crate::terminal::{format, log};
 use page::{Page, Written};
+use verdicts::JudgedReply;
 
 /// Columns of a page that is written to a file or pipe.
 const DEFAULT_COLUMNS: usize = 80;
@@ -82,6 +86,9 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "WHEN", default_value = "auto")]
     color: ColorWhen,
 
+    #[command(flatten)]
+    probe: probe::ProbeArgs,
+
     /// Go on with a reply that repeats itself
     #[arg(long)]
     no_loop_guard: bool,
@@ -94,6 +101,9 @@ pub(crate) struct ExplainArgs {
 
     #[command(flatten)]
     tools: ToolArgs,
+
+    #[command(flatten)]
+    guard: GuardArgs,
 
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -134,8 +144,10 @@ pub(crate) fn run(
     }
     let tools = args.tools.read()?;
     let grammar = args.grammar.source()?;
+    let guards = args.guard.open(&args.compute, hub)?;
+    guards.notes.iter().for_each(|note| log::note(&format!("[{note}]")));
     let loaded = args.compute.open_with(&path, 1, hub, &args.prompt.template, &args.speculation)?;
-    let (model, drafters) = (loaded.model, loaded.info.speculation);
+    let (model, drafters) = (LoadedModel { guards: guards.guards, ..loaded.model }, loaded.info.speculation);
     let params = args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?;
     let prompt = args.prompt.for_model(prompt, &model)?;
     let explanation = Explanation {
@@ -150,6 +162,7 @@ pub(crate) fn run(
         speculate: true,
         has_drafters: !drafters.is_off(),
         num_candidates: args.candidates as usize,
+        probe: args.probe.request(args.candidates),
         is_colored: match args.color {
             ColorWhen::Auto => wants_color && std::io::stdout().is_terminal(),
             when => when == ColorWhen::Always,
@@ -180,6 +193,8 @@ pub(crate) struct Explanation {
     pub(crate) has_drafters: bool,
     /// Candidates to show for each token.
     pub(crate) num_candidates: usize,
+    /// One token to look into.
+    pub(crate) probe: Option<ProbeRequest>,
     pub(crate) is_colored: bool,
     pub(crate) is_json: bool,
     /// Columns of the page; `None` is the width of the terminal.
@@ -200,10 +215,17 @@ impl Explanation {
             max_tokens: Some(self.max_tokens),
             loop_guard: self.loop_guard,
             trace: true,
+            probe: self.probe,
             speculate: self.speculate,
             ..Request::new(ids, params.clone())
         })?;
-        let request = request.request;
+        let judged = JudgedReply::new(model, &request)?;
+        let mut request = request.request;
+        if let Some(judged) = judged.as_ref().filter(|judged| judged.is_blocked()) {
+            // The engine accepts no request for zero tokens; `follow` shows none of a reply that is blocked at once.
+            request.max_tokens = Some(judged.tokens.len().max(1));
+            request.probe = None;
+        }
         let ids = request.prompt.clone();
         let chain: Vec<(StepKind, String)> = (Sampler::new(&params, model.vocab_size)?.steps())
             // Without a grammar, its step has nothing to do.
@@ -223,7 +245,10 @@ impl Explanation {
             },
             is_json: self.is_json,
             interrupt,
+            judged,
         };
+        // A request that is refused leaves no half of a page.
+        let stream = model.engine.submit(request).map_err(probe::in_flags)?;
         if self.is_json {
             let preset = self.preset.map(Preset::name);
             write_line(output, &json::header(&self.name, &ids, preset, &self.origin, &params, &chain))?;
@@ -233,7 +258,6 @@ impl Explanation {
             write!(output, "{}", explainer.page.head(&title, &ids, &chain))?;
         }
         output.flush()?;
-        let stream = model.engine.submit(request)?;
         // The reply of a chat is a new text; otherwise it continues the prompt's text.
         let (text, before) = match prompt {
             Prompt::Chat(_) if !self.plan.has_grammar() => (model.tokenizer.stream(false), String::new()),
@@ -248,6 +272,8 @@ struct Explainer<'a> {
     page: Page<'a>,
     is_json: bool,
     interrupt: &'a Interrupt,
+    /// The reply as the guards let it pass, if there are guards.
+    judged: Option<JudgedReply>,
 }
 
 impl Explainer<'_> {
@@ -263,29 +289,37 @@ impl Explainer<'_> {
         let start = before.len();
         let mut written = Written { before, fresh: String::new() };
         let mut num_tokens = 0;
+        let mut probe: Option<Box<Probe>> = None;
         let finish = loop {
             if stop.is_requested() {
                 break None;
+            }
+            if let Some(judged) = self.judged.as_ref().filter(|judged| judged.tokens.len() == num_tokens) {
+                break judged.finish.clone();
             }
             let Ok(event) = stream.next_within(INTERRUPT_CHECK) else { continue };
             match event {
                 None => return Err(anyhow!("the engine stopped in the middle of a reply")),
                 Some(Event::Failed(error)) => return Err(error.into()),
                 Some(Event::ChoiceEnd { reason, token, .. }) => {
-                    let finish = Finish::new(reason, token.as_ref());
+                    let own = Finish::new(reason, token.as_ref());
+                    let finish = self.judged.as_ref().map_or(Some(own), |judged| judged.finish.clone());
                     if let Some(token) = token {
                         num_tokens += 1;
                         written.fresh = text.push(token.id);
-                        self.explain(&token, num_tokens, Some(&finish), &written, output)?;
+                        self.explain(&token, num_tokens, finish.as_ref(), &written, output)?;
+                        self.show_probe(probe.take(), output)?;
                     }
-                    break Some(finish);
+                    break finish;
                 }
                 Some(Event::Token(token)) => {
                     num_tokens += 1;
                     written.fresh = text.push(token.id);
                     self.explain(&token, num_tokens, None, &written, output)?;
+                    self.show_probe(probe.take(), output)?;
                     written.before += &written.fresh;
                 }
+                Some(Event::Probed(found)) => probe = Some(found),
                 Some(_) => {}
             }
         };
@@ -304,6 +338,18 @@ impl Explainer<'_> {
         if stop.is_requested() { Err(Interrupted.into()) } else { Ok(()) }
     }
 
+    /// Writes the probe of the token that was just written.
+    fn show_probe(&self, probe: Option<Box<Probe>>, output: &mut Output) -> Result<()> {
+        let Some(probe) = probe else { return Ok(()) };
+        let Page { tokenizer, num_rows, paint, .. } = self.page;
+        if self.is_json {
+            write_line(output, &probe::json(tokenizer, &probe))?;
+        } else {
+            write!(output, "{}", probe::text(tokenizer, &probe, num_rows, paint))?;
+        }
+        Ok(output.flush()?)
+    }
+
     /// Writes one token, as a table or as a line of JSON.
     fn explain(
         &self,
@@ -316,11 +362,17 @@ impl Explainer<'_> {
         let (Some(trace), Some(logprobs)) = (&token.trace, &token.logprobs) else {
             return Err(anyhow!("the engine returned a token without the trace that was requested"));
         };
+        let verdicts = self.judged.as_ref().and_then(|judged| judged.tokens.get(number - 1));
         if self.is_json {
             let end = finish.map(|finish| finish_name(Some(finish)));
-            write_line(output, &json::token(self.page.tokenizer, number - 1, token, trace, end))?;
+            let mut shown = json::token(self.page.tokenizer, number - 1, token, trace, end);
+            if let Some(verdicts) = verdicts {
+                shown["guards"] = json::verdicts(verdicts);
+            }
+            write_line(output, &shown)?;
         } else {
-            write!(output, "{}", self.page.token(number, trace, logprobs, token.proposal, written))?;
+            let verdicts = verdicts.map_or(&[][..], Vec::as_slice);
+            write!(output, "{}", self.page.token(number, trace, logprobs, token.proposal, verdicts, written))?;
         }
         Ok(output.flush()?)
     }

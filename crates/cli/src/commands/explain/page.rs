@@ -2,6 +2,7 @@
 //! and text so far.
 
 use pellucid_engine::Proposal;
+use pellucid_generate::TokenVerdict;
 use pellucid_sampling::{Logprobs, RunnerTrace, SamplingParams, StepKind, TokenTrace};
 use pellucid_tokenizer::Tokenizer;
 
@@ -103,6 +104,7 @@ impl Page<'_> {
         trace: &TokenTrace,
         logprobs: &Logprobs,
         proposal: Option<Proposal>,
+        verdicts: &[TokenVerdict],
         written: &Written,
     ) -> String {
         let table = Table::new(trace, logprobs, self.num_rows, self.vocab_size, max_columns(self.width));
@@ -124,6 +126,10 @@ impl Page<'_> {
         );
         lines.extend(self.paragraph("model", &surprise));
         lines.extend(proposal.into_iter().flat_map(|proposal| self.proposal(proposal, trace.draw.winner.id)));
+        if !verdicts.is_empty() {
+            let each = verdicts.iter().map(|verdict| format!("{} {}", verdict.guard, verdict.kind.verdict()));
+            lines.extend(self.paragraph("guards", &each.collect::<Vec<_>>().join(", ")));
+        }
         lines.extend(self.text(trace.draw.winner.id, written));
         lines.push(String::new());
         joined(&lines)

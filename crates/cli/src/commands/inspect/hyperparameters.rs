@@ -5,20 +5,27 @@
 
 use anyhow::{Context, Result, bail};
 use pellucid_checkpoint::{Checkpoint, HuggingFace, Metadata, Source, Value};
-use pellucid_model::DecoderConfig;
+use pellucid_model::{DecoderConfig, LatentAttention, Mixer};
 use pellucid_tensor::DType;
+
+use crate::flags::usage_error::bail_usage;
 
 /// A model's dimensions and special ids.
 #[derive(Debug, Default)]
 pub(crate) struct Hyperparameters {
     pub(crate) name: Option<String>,
     pub(crate) num_layers: Option<u64>,
+    /// Kinds of layers by the way in which they mix positions, and their numbers; empty if all have attention.
+    pub(crate) layer_kinds: Vec<(&'static str, u64)>,
+    /// Bytes of the recurrent state of a sequence; 0 if it has none.
+    pub(crate) state_bytes: u64,
+    pub(crate) latent_attention: Option<LatentAttention>,
     pub(crate) num_heads: Option<u64>,
     /// One entry for each layer, since they differ in some families.
     pub(crate) kv_heads: Vec<u64>,
     /// Values in a key of one head.
     pub(crate) key_size: Option<u64>,
-    /// Values in a value of one head.
+    /// Values in a value of one head; 0 if values are parts of the keys.
     pub(crate) value_size: Option<u64>,
     pub(crate) width: Option<u64>,
     pub(crate) num_experts: Option<u64>,
@@ -59,9 +66,15 @@ impl Hyperparameters {
     fn take(&mut self, config: &DecoderConfig) {
         let number = |size: usize| Some(size as u64);
         self.num_layers = number(config.layers.len());
+        self.layer_kinds = layer_kinds(config);
+        self.state_bytes = config.state_bytes() as u64;
+        self.latent_attention = config.latent_attention;
         self.num_heads = number(config.num_heads);
-        self.kv_heads = vec![config.num_kv_heads as u64; config.layers.len()];
-        (self.key_size, self.value_size) = (number(config.head_size), number(config.head_size));
+        // Layers may have heads of another size; they are counted in heads of this one.
+        let heads = |layer: usize| (config.stored_key_size(layer) / config.head_size) as u64;
+        self.kv_heads = (0..config.layers.len()).map(heads).collect();
+        let value_size = if config.latent_attention.is_some() { 0 } else { config.head_size };
+        (self.key_size, self.value_size) = (number(config.head_size), number(value_size));
         self.width = number(config.hidden_size);
         self.context_tokens = number(config.context_len);
         self.vocabulary = self.vocabulary.or(number(config.vocab_size));
@@ -75,7 +88,7 @@ impl Hyperparameters {
         let (Some(key), Some(value), true) = (self.key_size, self.value_size, heads > 0) else { return Ok(None) };
         let block = dtype.block_len() as u64;
         if let Some(size) = [key, value].into_iter().find(|size| !size.is_multiple_of(block)) {
-            bail!("KV memory in {dtype} needs heads of a multiple of {block} values, but this model's have {size}");
+            bail_usage!("--kv-type: {dtype} needs heads of a multiple of {block} values, but this model's have {size}");
         }
         let blocks = key.checked_add(value).map(|pair| pair / block);
         Ok(blocks.and_then(|blocks| heads.checked_mul(blocks)?.checked_mul(dtype.block_bytes() as u64)))
@@ -120,6 +133,9 @@ fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Hyperparameters>
     Ok(Hyperparameters {
         name: metadata.opt_str("general.name")?.map(str::to_owned),
         num_layers,
+        layer_kinds: Vec::new(),
+        state_bytes: 0,
+        latent_attention: None,
         num_heads,
         kv_heads,
         key_size: number("attention.key_length")?.or(shared),
@@ -164,16 +180,36 @@ fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
             .filter(|name| !name.is_empty())
             .map(str::to_owned),
         num_layers,
+        layer_kinds: Vec::new(),
+        state_bytes: 0,
+        latent_attention: None,
         num_heads,
         kv_heads: per_layer(num_layers, number(&["num_key_value_heads"])?.or(num_heads)),
         key_size: head_size,
         value_size: head_size,
         width,
-        num_experts: number(&["num_local_experts", "num_experts"])?,
+        num_experts: number(&["num_local_experts", "num_experts", "n_routed_experts"])?.filter(|count| *count > 0),
         context_tokens: number(&["max_position_embeddings", "n_positions"])?,
         vocabulary: number(&["vocab_size"])?,
         special_ids,
     })
+}
+
+/// Returns the kinds of layers of a model that has others than attention.
+fn layer_kinds(config: &DecoderConfig) -> Vec<(&'static str, u64)> {
+    let kinds = [
+        (Mixer::Attention, "with attention"),
+        (Mixer::ShortConvolution, "with a short convolution"),
+        (Mixer::DeltaNet, "with a gated delta net"),
+        (Mixer::Mamba2, "with Mamba-2"),
+        (Mixer::None, "with an MLP alone"),
+    ];
+    let count = |mixer: Mixer| config.layers.iter().filter(|layer| layer.mixer == mixer).count() as u64;
+    let kinds = kinds.map(|(mixer, name)| (name, count(mixer)));
+    if kinds[0].1 == config.layers.len() as u64 {
+        return Vec::new();
+    }
+    kinds.into_iter().filter(|(_, count)| *count > 0).collect()
 }
 
 /// Returns `heads` once for each layer; empty if either is unknown or the number of layers is out of bounds.

@@ -2,8 +2,9 @@
 
 use super::InspectArgs;
 use super::hyperparameters::Hyperparameters;
+use crate::flags::usage_error::bail_usage;
 use crate::terminal::token_table;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_model::{EncoderConfig, Error, is_encoder, read_encoder_config};
 use pellucid_tensor::DType;
@@ -18,7 +19,8 @@ pub(super) struct Report<'a> {
     pub(super) architecture: String,
     pub(super) numbers: Hyperparameters,
     pub(super) num_parameters: u64,
-    pub(super) types: BTreeMap<DType, TypeTotal>,
+    /// By format, and by the scheme by which a folder encodes it.
+    pub(super) types: BTreeMap<(DType, Option<&'a str>), TypeTotal>,
     pub(super) kv: Option<KvMemory>,
     /// The results of a model that generates no text.
     pub(super) computes: Option<String>,
@@ -53,9 +55,9 @@ pub(super) struct KvTotal {
 impl<'a> Report<'a> {
     pub(super) fn gather(checkpoint: &'a Checkpoint, args: &InspectArgs) -> Result<Report<'a>> {
         let numbers = Hyperparameters::read(checkpoint)?;
-        let mut types: BTreeMap<DType, TypeTotal> = BTreeMap::new();
+        let mut types: BTreeMap<(DType, Option<&str>), TypeTotal> = BTreeMap::new();
         for tensor in checkpoint.tensors() {
-            let total = types.entry(tensor.dtype).or_default();
+            let total = types.entry((tensor.dtype, tensor.encoding())).or_default();
             total.tensors += 1;
             total.parameters += tensor.num_elements() as u64;
             total.bytes += tensor.num_bytes() as u64;
@@ -87,9 +89,15 @@ impl<'a> Report<'a> {
 
     pub(super) fn to_json(&self, tokenizer: Option<&Tokenizer>, with_tensors: bool) -> Value {
         let numbers = &self.numbers;
-        let type_json = |(dtype, total): (&DType, &TypeTotal)| {
+        let type_json = |((dtype, encoding), total): (&(DType, Option<&str>), &TypeTotal)| {
             let TypeTotal { tensors, parameters, bytes, .. } = total;
-            json!({ "type": dtype.name(), "tensors": tensors, "parameters": parameters, "bytes": bytes })
+            let mut total = json!({
+                "type": dtype.name(), "tensors": tensors, "parameters": parameters, "bytes": bytes
+            });
+            if let Some(encoding) = encoding {
+                total["encoding"] = json!(encoding);
+            }
+            total
         };
         let types: Vec<_> = self.types.iter().map(type_json).collect();
         let special_json = |(purpose, id): &(&str, u64)| {
@@ -108,6 +116,16 @@ impl<'a> Report<'a> {
             "context_tokens": numbers.context_tokens,
             "vocabulary": numbers.vocabulary,
             "layers": numbers.num_layers,
+            "layer_kinds": numbers.layer_kinds.iter()
+                .map(|(name, count)| json!({ "kind": name, "layers": count }))
+                .collect::<Vec<_>>(),
+            "state_bytes": numbers.state_bytes,
+            "latent_attention": numbers.latent_attention.map(|latent| json!({
+                "row_size": latent.row_size(),
+                "rotary_size": latent.rotary_size,
+                "key_size": latent.key_size(),
+                "value_size": latent.value_size,
+            })),
             "width": numbers.width,
             "heads": numbers.num_heads,
             "kv_heads": single(&numbers.kv_heads).map_or_else(|| json!(numbers.kv_heads), |heads| json!(heads)),
@@ -118,6 +136,7 @@ impl<'a> Report<'a> {
             "special_ids": special,
             "prepended_ids": tokenizer.map(Tokenizer::prefix),
             "tensor_types": types,
+            "notes": self.checkpoint.notes(),
             "kv_memory": self.kv.as_ref().map(|kv| json!({
                 "type": kv.dtype.name(),
                 "bytes_per_token": kv.per_token,
@@ -135,6 +154,7 @@ impl<'a> Report<'a> {
                     json!({
                         "name": tensor.name,
                         "type": tensor.dtype.name(),
+                        "encoding": tensor.encoding(),
                         "shape": tensor.shape,
                         "bytes": tensor.num_bytes(),
                     })
@@ -161,8 +181,10 @@ impl KvMemory {
         let Some(per_token) = numbers.kv_bytes_per_token(dtype)? else { return Ok(None) };
         let total = |context_tokens: u64| {
             let bytes = per_token.checked_mul(context_tokens).and_then(|bytes| bytes.checked_mul(args.batch));
-            let bytes = bytes.context("the KV memory for this context and batch is more than 2^64 bytes")?;
-            anyhow::Ok(KvTotal { context_tokens, batch: args.batch, bytes })
+            let Some(bytes) = bytes else {
+                bail_usage!("--context and --batch: the KV memory for them is more than 2^64 bytes");
+            };
+            Ok(KvTotal { context_tokens, batch: args.batch, bytes })
         };
         let total = args.context.or(numbers.context_tokens).map(total).transpose()?;
         Ok(Some(KvMemory { dtype, per_token, total }))

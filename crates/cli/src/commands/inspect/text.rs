@@ -43,9 +43,16 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
     if let Some(layers) = numbers.num_layers {
         let width = numbers.width.map_or_else(String::new, |width| format!(", {} wide", grouped(width)));
         line("layers", format!("{}{width}", grouped(layers)))?;
+        for (name, count) in &numbers.layer_kinds {
+            line("", format!("{} {name}", grouped(*count)))?;
+        }
     }
     if let Some(heads) = heads_text(report) {
         line("heads", heads)?;
+    }
+    if let Some(latent) = numbers.latent_attention {
+        let (row, rotary) = (latent.row_size(), latent.rotary_size);
+        line("latents", format!("{row} values a token in a layer, {rotary} of them rotated, for all heads"))?;
     }
     if let Some(experts) = numbers.num_experts {
         line("experts", grouped(experts))?;
@@ -64,12 +71,20 @@ pub(super) fn write_report(report: &Report, tokenizer: Option<&Tokenizer>, outpu
     if let Some(kv) = &report.kv {
         write_kv(report, kv, output)?;
     }
+    if numbers.state_bytes > 0 {
+        let state = format!("{} ({} bytes)", bytes_text(numbers.state_bytes), grouped(numbers.state_bytes));
+        writeln!(output, "\nrecurrent state\n{:LABEL_WIDTH$}{state}, at any length", "  a sequence")?;
+    }
     Ok(())
 }
 
 fn heads_text(report: &Report) -> Option<String> {
     let numbers = &report.numbers;
     let mut text = format!("{} query", numbers.num_heads?);
+    if let Some(latent) = numbers.latent_attention {
+        let (key, value) = (latent.key_size(), latent.value_size);
+        return Some(text + &format!(", keys of {key} and values of {value} elements, made from latents"));
+    }
     match (single(&numbers.kv_heads), numbers.kv_heads.iter().min(), numbers.kv_heads.iter().max()) {
         (Some(heads), _, _) => text += &format!(", {heads} key/value"),
         (None, Some(min), Some(max)) => text += &format!(", {min} to {max} key/value by layer"),
@@ -93,15 +108,18 @@ fn write_types(report: &Report, output: &mut impl Write) -> Result<()> {
         "\n{:LABEL_WIDTH$}{:>7}  {:>18}  {:>18}  {:>6}",
         "tensor type", "tensors", "parameters", "bytes", "bits"
     )?;
-    for (dtype, total) in &report.types {
+    for ((dtype, encoding), total) in &report.types {
         let bits = 8.0 * total.bytes as f64 / total.parameters as f64;
         let (parameters, bytes) = (grouped(total.parameters), grouped(total.bytes));
         writeln!(
             output,
             "{:LABEL_WIDTH$}{:>7}  {parameters:>18}  {bytes:>18}  {bits:>6.2}",
-            dtype.name(),
+            encoding.unwrap_or(dtype.name()),
             total.tensors
         )?;
+    }
+    for note in report.checkpoint.notes() {
+        writeln!(output, "{note}")?;
     }
     Ok(())
 }

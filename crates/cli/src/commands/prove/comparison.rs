@@ -104,6 +104,7 @@ pub(super) fn options(plan: Plan, requests: &[Request]) -> EngineOptions {
         max_waiting: requests.len() + 1,
         overcommit: Overcommit::Never,
         secret: [0; 32],
+        snapshot_distance: None,
     }
 }
 

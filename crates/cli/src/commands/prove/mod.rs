@@ -1,5 +1,6 @@
 //! `pellucid prove`: checks batch invariance to the bit, on the user's own model and machine.
 
+mod against;
 mod comparison;
 mod drafts;
 mod requests;
@@ -9,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use pellucid::LoadOptions;
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::{EngineOptions, Request};
 use pellucid_model::{BLOCK_LEN, Model};
@@ -21,6 +23,7 @@ use crate::commands::model_on_device::ModelOnDevice;
 use crate::flags::compute::ComputeArgs;
 use crate::flags::usage_error::bail_usage;
 use crate::hub::Hub;
+use crate::server_client::ServerVariables;
 use crate::terminal::format::grouped;
 use crate::terminal::output::Output;
 use comparison::SettingResult;
@@ -36,6 +39,11 @@ use drafts::DraftSpeed;
 ///
 /// With --draft, a draft model proposes tokens too, and its acceptance and its
 /// speed-up on built-in prompts are measured at temperatures 0, 0.7 and 1.5.
+///
+/// With --against, running servers answer the prompts instead, each one at a time
+/// and then several at once. All must have the same fingerprint and give the same
+/// replies as the first one: then they can stand behind one gateway. MODEL is the
+/// name that they serve, and the key is PELLUCID_API_KEY.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
 pub(crate) struct ProveArgs {
@@ -63,6 +71,11 @@ pub(crate) struct ProveArgs {
     /// Draft model, with the vocabulary of the model
     #[arg(long, value_name = "MODEL")]
     draft: Option<String>,
+
+    /// Compare running servers, such as http://127.0.0.1:8000; may be
+    /// given again
+    #[arg(long, verbatim_doc_comment, value_name = "URL", num_args = 1.., conflicts_with_all = ["draft", "ComputeArgs"])]
+    against: Vec<String>,
 
     /// Seed of the random prompts
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -105,7 +118,10 @@ pub(crate) fn quick(
     std::fs::write(&path, pellucid::TINY_MODEL).with_context(|| format!("could not write {}", path.display()))?;
     let checkpoint = Checkpoint::open(&path)?;
     let open = |backend: Arc<dyn Backend>| -> Result<ModelOnDevice> {
-        Ok(ModelOnDevice::new(pellucid::load_decoder(&checkpoint, None, &backend, &mut |_| ())?, backend))
+        Ok(ModelOnDevice::new(
+            pellucid::load_decoder(&checkpoint, LoadOptions::default(), &backend, &mut |_| ())?,
+            backend,
+        ))
     };
     let device = open(backend.clone())?;
     let requests = requests::random(QUICK, device.vocab_size());
@@ -119,7 +135,10 @@ pub(crate) fn quick(
     Ok(rows.iter().map(|row| row.num_replies).sum())
 }
 
-pub(crate) fn run(args: &ProveArgs, hub: &Hub, output: &mut Output) -> Result<()> {
+pub(crate) fn run(args: &ProveArgs, hub: &Hub, variables: &ServerVariables, output: &mut Output) -> Result<()> {
+    if !args.against.is_empty() {
+        return against::run(args, variables, output);
+    }
     let checkpoint = args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?;
     let backend = args.compute.backend()?;
     let model = args.compute.decoder(&checkpoint, &backend)?;
@@ -194,7 +213,9 @@ fn open_draft(
     if let (Ok(first), Ok(second)) = (Tokenizer::from_checkpoint(target), Tokenizer::from_checkpoint(&checkpoint))
         && let Some(difference) = VocabularyDifference::find(&first, &second)
     {
-        bail!("--draft {name}: the vocabularies differ: {difference}; a draft model needs the model's vocabulary");
+        bail_usage!(
+            "--draft {name}: the vocabularies differ: {difference}; a draft model needs the model's vocabulary"
+        );
     }
     Ok(ModelOnDevice::new(args.compute.decoder(&checkpoint, backend)?, backend.clone()))
 }
@@ -219,7 +240,7 @@ fn measure_draft(
         prompts.into_iter().filter(|prompt| prompt.len() + max_tokens <= context).step_by(2).collect();
     prompts.truncate(MEASURED_PROMPTS);
     if prompts.is_empty() {
-        bail!("--draft: no prompt and {max_tokens} tokens of a reply fit into the context of {context}");
+        bail_usage!("--draft: no prompt and {max_tokens} tokens of a reply fit into the context of {context}");
     }
     let blocks = |prompt: &Vec<u32>| (prompt.len() + max_tokens).div_ceil(BLOCK_LEN) + 1;
     let num_blocks = prompts.iter().map(blocks).sum::<usize>();

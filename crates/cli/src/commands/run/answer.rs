@@ -47,6 +47,8 @@ pub(super) struct Answerer<'a> {
     /// Whether drafters propose tokens, if there are any.
     pub(super) speculate: bool,
     pub(super) drafters: Speculation,
+    /// Whether to say what the prefix cache did not hold, and where the time went.
+    pub(super) is_verbose: bool,
 }
 
 /// The result of a request.
@@ -69,6 +71,7 @@ impl Answerer<'_> {
             best_of: self.best_of,
             beams: self.beams,
             speculate: self.speculate,
+            explain_cache: self.is_verbose,
             ..Request::new(ids, self.sampling.clone())
         })?;
         if let Prompt::Chat(messages) = prompt {
@@ -94,6 +97,7 @@ impl Answerer<'_> {
             generation: &generation,
             sampling: &self.sampling,
             has_tools: self.plan.has_calls(),
+            not_enforced: self.plan.not_enforced(),
             is_drafted: self.speculate && !self.drafters.is_off() && self.beams.is_none(),
             is_sampled: self.sampling.temperature > 0.0 && self.beams.is_none(),
         };
@@ -109,6 +113,9 @@ impl Answerer<'_> {
         self.note_blocked(&generation);
         self.note_hidden_thoughts(&generation);
         log::note(&report.line());
+        if self.is_verbose {
+            report.details().iter().for_each(|line| log::note(line));
+        }
         let is_cut = generation.summary().finishes.iter().flatten().any(|finish| *finish == Finish::MaxTokens);
         if is_cut && self.max_tokens.is_none() {
             log::note(&format!("the reply was cut after {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more"));

@@ -5,6 +5,7 @@ mod chat;
 mod report;
 mod screen;
 
+use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
@@ -14,6 +15,7 @@ use pellucid_engine::MAX_WIDTH;
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Sampler, SamplingParams, StepKind};
 
+use crate::commands::open::page_arguments;
 use crate::flags::compute::{ComputeArgs, memory_text};
 use crate::flags::grammar::GrammarArgs;
 use crate::flags::guard::GuardArgs;
@@ -70,6 +72,16 @@ pub(crate) struct RunArgs {
     #[arg(long)]
     json: bool,
 
+    /// Serve the model and open its page in the browser, as `pellucid open`
+    /// does
+    #[arg(long, verbatim_doc_comment)]
+    page: bool,
+
+    /// Say what the prefix cache did not hold and why, and where the time
+    /// went
+    #[arg(long, verbatim_doc_comment)]
+    verbose: bool,
+
     /// Show the answer without the thoughts before it
     #[arg(long, help_heading = "Thinking")]
     hide_thinking: bool,
@@ -97,6 +109,13 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     compute: ComputeArgs,
+}
+
+impl RunArgs {
+    /// Returns the command line of `serve` that `--page` stands for; `None` without it.
+    pub(crate) fn page_arguments(&self) -> Result<Option<Vec<OsString>>> {
+        Ok(if self.page { Some(page_arguments(self.prompt.model_alone()?.map(OsString::from))) } else { None })
+    }
 }
 
 /// Runs the command. `wants_color` is the environment's setting.
@@ -171,6 +190,7 @@ pub(crate) fn run(
             stops: args.stop.clone(),
             json_load: args.json.then_some(load),
             speculate: true,
+            is_verbose: args.verbose,
             drafters,
         })
     };
@@ -216,7 +236,7 @@ fn check_chat(model: &LoadedModel) -> Result<()> {
     match (&model.template, &model.template_error) {
         (Some(_), _) => Ok(()),
         (None, Some(error)) => bail!("{error}"),
-        (None, None) => bail!("this model has no chat template, so it cannot chat; give a PROMPT to continue"),
+        (None, None) => bail_usage!("this model has no chat template, so it cannot chat; give a PROMPT to continue"),
     }
 }
 

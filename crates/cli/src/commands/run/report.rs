@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use pellucid_engine::{GAP_BOUNDS_S, MissReason, PrefixDifference};
 use pellucid_generate::{Delta, Finish, Generation, LoadedModel, ToolCall};
 use pellucid_sampling::SamplingParams;
 use serde_json::{Map, Value, json};
 
 use crate::commands::explain::sampling_json;
 use crate::flags::speculation::{counts_json, counts_text};
+use crate::terminal::cells::one_line;
 
 /// Why a reply ended, for programs and for people.
 struct Ending {
@@ -41,6 +43,8 @@ pub(super) struct Report<'r> {
     pub(super) sampling: &'r SamplingParams,
     /// Whether the replies could call tools.
     pub(super) has_tools: bool,
+    /// Parts of the tools' schemas that calls need not satisfy.
+    pub(super) not_enforced: &'r [String],
     /// Whether tokens were chosen at random, by the seed.
     pub(super) is_sampled: bool,
     /// Whether drafters were to propose tokens.
@@ -60,6 +64,32 @@ struct Counts {
 }
 
 impl Report<'_> {
+    /// Returns the lines of `--verbose`: the prefix cache and the time.
+    pub(super) fn details(&self) -> Vec<String> {
+        let summary = self.generation.summary();
+        let text = |ids: &[u32]| one_line(&self.model.tokenizer.decode(ids, false));
+        let mut lines = vec![format!("[cache: {} of {} prompt tokens]", summary.cached_tokens, summary.prompt_tokens)];
+        for found in &summary.misses {
+            lines.push(format!("[cache: {}]", found.sentence()));
+            if let MissReason::Differs(PrefixDifference { before, prompt, cached, .. }) = &found.miss.reason {
+                lines.push(format!("[cache: after \"{}\"", text(before)));
+                lines.push(format!("   this prompt has \"{}\"", text(prompt)));
+                lines.push(format!("   the cached one has \"{}\"]", text(cached)));
+            }
+        }
+        let milliseconds = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+        let prefill = summary.prefill_time.map(milliseconds).unwrap_or_else(|| "none".into());
+        lines.push(format!("[time: queue {}, prefill {prefill}]", milliseconds(summary.queue_time)));
+        if let Some(gaps) = summary.gaps.filter(|gaps| gaps.count() > 0) {
+            let bounds = GAP_BOUNDS_S.iter().map(|bound| format!("up to {} ms", bound * 1e3));
+            let names = bounds.chain(["longer".to_owned()]);
+            let counts = names.zip(gaps.counts).filter(|(_, count)| *count > 0);
+            let counts: Vec<String> = counts.map(|(name, count)| format!("{count} {name}")).collect();
+            lines.push(format!("[gaps between tokens: {}]", counts.join(", ")));
+        }
+        lines
+    }
+
     fn counts(&self) -> Counts {
         let summary = self.generation.summary();
         let stats = self.generation.stats(0);
@@ -133,6 +163,9 @@ impl Report<'_> {
         };
         let mut object = Map::new();
         object.insert("model".into(), json!(self.model.id));
+        if !self.not_enforced.is_empty() {
+            object.insert("not_enforced".into(), json!(self.not_enforced));
+        }
         match replies {
             [only] => object.extend(reply(0, only)),
             several => {

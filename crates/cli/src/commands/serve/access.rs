@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use pellucid_server::{KeysFile, PemFile, TenantConfig, Tenants, Tls};
 
 use super::ServeArgs;
+use crate::flags::text_file;
 
 /// Returns the tenants of the keys file and of `--api-key`; without either, everyone may send requests.
 pub(super) fn tenants(args: &ServeArgs) -> Result<Tenants> {
@@ -24,8 +25,7 @@ pub(super) fn tenants(args: &ServeArgs) -> Result<Tenants> {
 pub(super) fn tenant_configs(keys_file: Option<&Path>, api_key: Option<&str>) -> Result<Vec<TenantConfig>> {
     let mut configs = Vec::new();
     if let Some(path) = keys_file {
-        let text =
-            std::fs::read_to_string(path).with_context(|| format!("cannot read the keys file {}", path.display()))?;
+        let text = text_file::read(path).context("--keys-file")?;
         configs = KeysFile::parse(&text).with_context(|| path.display().to_string())?.tenant;
     }
     if let Some(key) = api_key {
@@ -34,8 +34,10 @@ pub(super) fn tenant_configs(keys_file: Option<&Path>, api_key: Option<&str>) ->
             keys: vec![key.to_owned()],
             // The person who sets the server's flags is its operator.
             trace: true,
+            probe: true,
             metrics: true,
             manage_models: true,
+            manage_requests: true,
             pull: true,
             ..TenantConfig::default()
         });

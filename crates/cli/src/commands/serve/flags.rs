@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pellucid_engine::Overcommit;
-use pellucid_server::{ForwardedHeader, KeepAlive, Limits, Network, Proxies};
+use pellucid_server::{ForwardedHeader, KeepAlive, Limits, Network, Proxies, ResponseDatabase};
 
-use super::DEFAULT_HOST;
+use super::{DEFAULT_HOST, SpanArgs};
 use crate::commands::embed::PoolingArgs;
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
@@ -17,7 +17,7 @@ use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
 use crate::terminal::log::LogFormat;
 
-/// Serve a model over HTTP with the OpenAI API
+/// Serve models over HTTP: APIs of OpenAI, Anthropic, Ollama and llama.cpp
 ///
 /// Every flag can also be set in the file of --config (`port = 8000`) and in
 /// the environment (PELLUCID_PORT=8000). Flags override the environment, the
@@ -30,7 +30,8 @@ use crate::terminal::log::LogFormat;
 #[command(verbatim_doc_comment)]
 pub(crate) struct ServeArgs {
     /// Path of a GGUF file or Hugging Face folder, or name of a pulled model;
-    /// may be given again, or be a folder of models: requests choose by name
+    /// may be given again, or be a folder of models: requests choose by name.
+    /// NAME=PATH or NAME,ALIAS=PATH gives the names
     /// [default: qwen2.5-coder-1.5b, 1.1 GB, downloaded on first use]
     #[arg(long, short, verbatim_doc_comment, value_name = "MODEL")]
     pub(super) model: Vec<String>,
@@ -130,6 +131,9 @@ pub(crate) struct ServeArgs {
     )]
     pub(super) log_level: LogLevel,
 
+    #[command(flatten)]
+    pub(super) spans: SpanArgs,
+
     /// Defaults of requests that do not give these options.
     #[command(flatten)]
     pub(super) sampling: SamplingArgs,
@@ -162,12 +166,20 @@ pub(crate) struct SeveralArgs {
     /// [default: until its memory is needed]
     #[arg(long, verbatim_doc_comment, value_name = "TIME", allow_hyphen_values = true)]
     pub(super) keep_alive: Option<KeepAlive>,
+
+    /// Settings of single models in TOML: a table for each, with context,
+    /// kv-memory, chat-template and sampling options
+    #[arg(long, verbatim_doc_comment, value_name = "FILE")]
+    pub(super) model_settings: Option<PathBuf>,
 }
 
 impl SeveralArgs {
     /// Whether a flag is given.
     pub(super) fn is_given(&self) -> bool {
-        self.max_memory.is_some() || self.max_models.is_some() || self.keep_alive.is_some()
+        self.max_memory.is_some()
+            || self.max_models.is_some()
+            || self.keep_alive.is_some()
+            || self.model_settings.is_some()
     }
 }
 
@@ -240,6 +252,11 @@ pub(crate) struct BoundArgs {
     #[arg(long, verbatim_doc_comment, value_name = "SIZE", default_value = "64MiB", value_parser = byte_size::parse)]
     max_stored_bytes: u64,
 
+    /// SQLite file that keeps stored responses beyond a restart; made if it
+    /// does not exist
+    #[arg(long, verbatim_doc_comment, value_name = "FILE")]
+    responses_db: Option<PathBuf>,
+
     /// Maximum open connections; beyond it the longest idle one is closed,
     /// or the new one gets 503. The limit of open files may allow fewer
     #[arg(long, verbatim_doc_comment, value_name = "N", default_value_t = 16_384, value_parser = number(1, 1 << 20))]
@@ -308,6 +325,13 @@ enum ForwardedHeaderArg {
 }
 
 impl ServeArgs {
+    /// Opens the file of stored responses.
+    pub(super) fn responses_db(&self) -> anyhow::Result<Option<ResponseDatabase>> {
+        let open =
+            |path: &PathBuf| ResponseDatabase::open(path).map_err(|error| anyhow::anyhow!("--responses-db {error}"));
+        self.bounds.responses_db.as_ref().map(open).transpose()
+    }
+
     pub(super) fn limits(&self) -> Limits {
         let bounds = &self.bounds;
         Limits {

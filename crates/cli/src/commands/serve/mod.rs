@@ -6,10 +6,14 @@ mod browser;
 mod embeddings;
 mod fingerprint;
 mod flags;
+mod later_models;
+mod model_settings;
+mod names;
 mod on_demand;
 mod pull;
 mod reload;
 mod several;
+mod spans;
 
 use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -26,6 +30,7 @@ use tracing_subscriber::filter::LevelFilter;
 use crate::flags::compute::{memory_text, resident_bytes};
 use crate::flags::guard::OpenGuards;
 use crate::flags::speculation::drafters_text;
+use crate::flags::text_file;
 use crate::flags::usage_error::OrUsage;
 use crate::hub::Hub;
 use crate::terminal::format::bytes_text;
@@ -33,27 +38,44 @@ use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
 use flags::LogLevel;
 pub(crate) use flags::ServeArgs;
+use names::{GivenModel, given_model};
+pub(crate) use spans::{SpanArgs, SpanVariables};
 
-pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Interrupt) -> Result<()> {
+pub(crate) fn run(
+    args: &ServeArgs,
+    (notes, span_variables): (&[String], &SpanVariables),
+    hub: &Hub,
+    interrupt: &Interrupt,
+) -> Result<()> {
     let log_losses = start_log(args)?;
     notes.iter().for_each(|note| warn!("{note}"));
     // Errors that do not depend on the model are reported before it is loaded.
     let tenants = access::tenants(args).or_usage()?;
     let tls = access::tls(args).or_usage()?;
     check_exposure(args, &tenants).or_usage()?;
-    let template = args.template.read().or_usage()?;
+    let template = args.template.read()?;
     args.sampling.check_for_server().or_usage()?;
     args.speculation.check_for_server()?;
+    let spans = spans::start(&args.spans, span_variables).or_usage()?;
+    let responses_db = args.responses_db()?;
     let listener = TcpListener::bind((args.host, args.port))
         .with_context(|| format!("cannot listen at {} port {}", args.host, args.port))?;
     let several = several::models(args, hub)?;
-    let path = if several.is_none() { hub.resolve(args.model.first().map(String::as_str))? } else { PathBuf::new() };
+    let first = args.model.first().map(|text| given_model(text)).transpose().map_err(anyhow::Error::msg).or_usage()?;
+    let name = first.as_ref().map(|given| given.model);
+    let path = if several.is_none() { hub.resolve(name)? } else { PathBuf::new() };
     let guards = args.guard.open(&args.compute, hub)?;
     guards.notes.iter().for_each(|note| info!("{note}"));
     let tenants = SharedTenants::from(tenants);
-    let (models, device) = match several {
-        Some(several) => several::plan(args, several, guards, &tenants, hub)?,
-        None => load_one(args, &path, (&tenants, hub), (template, guards))?,
+    let (models, device, later) = match several {
+        Some(several) => {
+            let (models, device, later) = several::plan(args, several, guards, &tenants, hub)?;
+            (models, device, Some(later))
+        }
+        None => {
+            let (models, device) = load_one(args, (first, &path), (&tenants, hub), (template, guards))?;
+            (models, device, None)
+        }
     };
     let scheme = if tls.is_some() { "https" } else { "http" };
     let address = listener.local_addr().context("the listening socket has no address")?;
@@ -80,9 +102,15 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
         vllm_metrics: args.vllm_metrics,
         device,
         log_losses,
-        puller: Some(Arc::new(pull::HubPuller(hub.clone()))),
+        spans: spans.clone(),
+        puller: Some(Arc::new(pull::HubPuller { hub: hub.clone(), later })),
+        responses_db,
     };
-    match pellucid_server::run(models, options, listener, tls, drain).context("the server cannot run")? {
+    let ended = pellucid_server::run(models, options, listener, tls, drain).context("the server cannot run")?;
+    if let Some(exporter) = spans {
+        spans::finish(&exporter);
+    }
+    match ended {
         Ended::Drained => {
             info!("shut down: every reply was finished");
             Err(Interrupted.into())
@@ -98,13 +126,15 @@ pub(crate) fn run(args: &ServeArgs, notes: &[String], hub: &Hub, interrupt: &Int
 /// Opens the only model, or the only one and that of `--embedding-model`. They are loaded as long as the server runs.
 fn load_one(
     args: &ServeArgs,
-    path: &Path,
+    (given, path): (Option<GivenModel<'_>>, &Path),
     (tenants, hub): (&SharedTenants, &Hub),
     (template, guards): (Option<String>, OpenGuards),
 ) -> Result<(ServedModels, String)> {
-    let given = args.model.first().map(String::as_str);
-    let id = args.served_model_name.clone().unwrap_or_else(|| fingerprint::model_name(given, path));
-    let names = (id.clone(), fingerprint::aliases(&id, &args.alias));
+    let mut own = given.iter().flat_map(|given| &given.names).map(|name| (*name).to_owned());
+    let id = args.served_model_name.clone().or_else(|| own.next());
+    let id = id.unwrap_or_else(|| fingerprint::model_name(given.as_ref().map(|given| given.model), path));
+    let aliases: Vec<String> = own.chain(args.alias.iter().cloned()).collect();
+    let names = (id.clone(), fingerprint::aliases(&id, &aliases));
     if embeddings::is_embedding_model(args, path)? {
         embeddings::refuse_flags_for_text(args, template.as_deref(), &guards.guards)?;
         let (model, device) = embeddings::load(args, names, path, hub)?;
@@ -235,8 +265,7 @@ fn load(args: &ServeArgs, path: &Path, tenants: &SharedTenants, hub: &Hub, templ
         builder = builder.quota(tenant, num_tokens as usize);
     }
     if let Some(path) = &args.shared_system {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read the shared system prompt {}", path.display()))?;
+        let text = text_file::read(path).context("--shared-system")?;
         builder = builder.shared_system(text.trim_end());
     }
     args.compute.load(builder)

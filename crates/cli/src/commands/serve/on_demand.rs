@@ -10,14 +10,15 @@ use pellucid_server::{LoadModel, OpenModel, Purpose, SharedTenants};
 use tracing::info;
 
 use super::fingerprint;
+use super::model_settings::{ModelSettings, SettingsFile};
 use crate::flags::compute::ComputeArgs;
-use crate::flags::sampling::SamplingArgs;
 
 /// Settings that all models of a server share.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) compute: ComputeArgs,
-    pub(super) sampling: SamplingArgs,
+    /// Settings of single models.
+    pub(super) own: SettingsFile,
     pub(super) max_sequences: usize,
     pub(super) max_waiting: usize,
     pub(super) overcommit: Overcommit,
@@ -35,7 +36,10 @@ pub(super) struct Settings {
 pub(super) struct OnDemand {
     pub(super) settings: Arc<Settings>,
     pub(super) id: String,
+    pub(super) aliases: Vec<String>,
     pub(super) path: PathBuf,
+    /// Settings of this model.
+    pub(super) own: ModelSettings,
     pub(super) purpose: Purpose,
     pub(super) is_encoder: bool,
     /// Maximum tokens of prompt and reply, if it is less than that of the model.
@@ -66,6 +70,9 @@ impl OnDemand {
     fn load_text(&self, builder: Builder) -> Result<OpenModel> {
         let settings = &*self.settings;
         let mut builder = builder.kv_memory(self.kv_bytes);
+        if let Some(template) = &self.own.template {
+            builder = builder.chat_template(template);
+        }
         for (tenant, num_tokens) in settings.tenants.kv_quotas() {
             builder = builder.quota(tenant, num_tokens as usize);
         }
@@ -81,11 +88,11 @@ impl OnDemand {
             loaded.model.context_len,
             &info.device,
             &settings.compute,
-            [None, guards],
+            [self.own.template.as_deref(), guards],
         )?;
-        let sampling = settings.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone())?;
-        let (id, guards) = (self.id.clone(), settings.guards.clone());
-        let model = LoadedModel { id, fingerprint, sampling, guards, ..loaded.model };
+        let sampling = self.own.sampling.for_server(&loaded.model.tokenizer, loaded.model.sampling.model.clone())?;
+        let (id, aliases, guards) = (self.id.clone(), self.aliases.clone(), settings.guards.clone());
+        let model = LoadedModel { id, aliases, fingerprint, sampling, guards, ..loaded.model };
         super::log_generator(&model, &loaded.info, settings.max_sequences, settings.max_waiting);
         Ok(OpenModel::Text(Arc::new(model)))
     }
@@ -96,7 +103,8 @@ impl OnDemand {
         let context_len = loaded.model.info().context_len;
         let fingerprint =
             fingerprint::fingerprint(&self.path, &loaded.files, context_len, &loaded.device, compute, [None; 2])?;
-        let model = LoadedEmbedder { id: self.id.clone(), fingerprint, ..loaded.model };
+        let (id, aliases) = (self.id.clone(), self.aliases.clone());
+        let model = LoadedEmbedder { id, aliases, fingerprint, ..loaded.model };
         super::embeddings::log(&model, &loaded.device, loaded.weight_bytes);
         Ok(OpenModel::Vectors(Arc::new(model)))
     }

@@ -4,11 +4,16 @@ use std::sync::Arc;
 
 use pellucid_server::{ModelPuller, PullProgress, PullReport};
 
+use super::later_models::LaterModels;
 use crate::hub::Hub;
 
 /// Downloads models into the store of this program.
 #[derive(Debug)]
-pub(super) struct HubPuller(pub(super) Hub);
+pub(super) struct HubPuller {
+    pub(super) hub: Hub,
+    /// Serves what was pulled, if the server has several models.
+    pub(super) later: Option<Arc<LaterModels>>,
+}
 
 /// Default revision of a repository.
 const REVISION: &str = "main";
@@ -21,9 +26,12 @@ impl ModelPuller for HubPuller {
     fn pull(&self, name: &str, report: PullReport) -> Result<(), String> {
         let observer =
             move |file: &str, completed, total| report(PullProgress { file: file.to_owned(), completed, total });
-        match self.0.observed(Arc::new(observer)).pull(name, REVISION) {
+        match self.hub.observed(Arc::new(observer)).pull(name, REVISION) {
             Ok(manifest) => {
                 tracing::info!(model = manifest.name, "pulled");
+                if let Some(later) = &self.later {
+                    later.note_pull(&manifest, name);
+                }
                 Ok(())
             }
             // The log has all of it; further lines advise the operator and name paths of this machine.

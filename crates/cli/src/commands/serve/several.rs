@@ -1,5 +1,6 @@
 //! Several models in one server: finds them, plans the memory of each from its header, and decides which bounds hold.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,10 +10,14 @@ use pellucid_checkpoint::Checkpoint;
 use pellucid_server::{KeepAlive, ModelSource, Purpose, ServedModel, ServedModels, SharedTenants};
 use tracing::{info, warn};
 
+use super::later_models::LaterModels;
+use super::model_settings::SettingsFile;
+use super::names::given_model;
 use super::on_demand::{OnDemand, Settings};
 use super::{ServeArgs, fingerprint};
 use crate::flags::guard::OpenGuards;
-use crate::flags::usage_error::bail_usage;
+use crate::flags::text_file;
+use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::format::bytes_text;
 
@@ -22,10 +27,20 @@ const SHARE_OF_FREE: f64 = 0.8;
 /// Part of the memory for models that the keys and values of one of them take at most, unless one context is longer.
 const KV_SHARE: u64 = 4;
 
+/// The models of the flags.
+#[derive(Debug)]
+pub(super) struct Several {
+    models: Vec<Named>,
+    /// Folders whose models are served.
+    folders: Vec<PathBuf>,
+}
+
 /// A model to serve.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) id: String,
+    /// Further names by which requests may call it.
+    aliases: Vec<String>,
     pub(super) path: PathBuf,
     /// Whether it was found in a folder. Such a file may be no model.
     is_found: bool,
@@ -34,18 +49,24 @@ pub(super) struct Named {
 }
 
 /// Returns the models of the flags; `None` if there is a single one that is loaded as long as the server runs.
-pub(super) fn models(args: &ServeArgs, hub: &Hub) -> Result<Option<Vec<Named>>> {
-    let mut models = Vec::new();
-    for name in &args.model {
+pub(super) fn models(args: &ServeArgs, hub: &Hub) -> Result<Option<Several>> {
+    let (mut models, mut folders) = (Vec::new(), Vec::new());
+    for text in &args.model {
+        let given = given_model(text).map_err(anyhow::Error::msg).or_usage()?;
+        let name = given.model;
         let path = hub.resolve(Some(name))?;
         match models_in(&path)? {
+            Some(_) if !given.names.is_empty() => {
+                bail_usage!("--model {text}: a name is for one model, but {name} is a folder of models");
+            }
             Some(found) => {
                 if found.is_empty() {
                     bail_usage!("--model {name}: this folder has no model: neither GGUF files nor folders of models");
                 }
-                models.extend(found.into_iter().map(|path| named(None, path, true)));
+                models.extend(found.into_iter().map(Named::found));
+                folders.push(path);
             }
-            None => models.push(named(Some(name), path, false)),
+            None => models.push(named(Some(name), path, false).called(&given.names)),
         }
     }
     if models.len() <= 1 && !args.several.is_given() && models.iter().all(|model| !model.is_found) {
@@ -57,13 +78,13 @@ pub(super) fn models(args: &ServeArgs, hub: &Hub) -> Result<Option<Vec<Named>>> 
     if let Some(name) = &args.embedding_model {
         models.push(Named { is_embedder: true, ..named(Some(name), hub.resolve(Some(name))?, false) });
     }
-    let mut ids: Vec<&str> = models.iter().map(|model| model.id.as_str()).collect();
-    ids.sort_unstable();
-    if let Some(pair) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        bail_usage!("--model: two models are called {:?}; `pellucid models add` gives a file another name", pair[0]);
+    let mut names: Vec<&str> = models.iter().flat_map(Named::names).collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        bail_usage!("--model: two models are called {:?}; --model NAME=PATH gives a model another name", pair[0]);
     }
     refuse_flags_for_one(args)?;
-    Ok(Some(models))
+    Ok(Some(Several { models, folders }))
 }
 
 fn named(name: Option<&str>, path: PathBuf, is_found: bool) -> Named {
@@ -71,7 +92,30 @@ fn named(name: Option<&str>, path: PathBuf, is_found: bool) -> Named {
         true => fingerprint::model_name(path.to_str(), &path),
         false => fingerprint::model_name(name, &path),
     };
-    Named { id, path, is_found, is_embedder: false }
+    Named { id, aliases: Vec::new(), path, is_found, is_embedder: false }
+}
+
+impl Named {
+    /// Returns a model that was found at a path. It is called after its file or folder.
+    pub(super) fn found(path: PathBuf) -> Named {
+        named(None, path, true)
+    }
+
+    /// Returns the model with other names, if there are any.
+    pub(super) fn called(self, names: &[impl AsRef<str>]) -> Named {
+        match names.split_first() {
+            Some((id, aliases)) => {
+                let aliases: Vec<String> = aliases.iter().map(|alias| alias.as_ref().to_owned()).collect();
+                let id = id.as_ref().to_owned();
+                Named { aliases: fingerprint::aliases(&id, &aliases), id, ..self }
+            }
+            None => self,
+        }
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.id).chain(&self.aliases).map(String::as_str)
+    }
 }
 
 /// Refuses flags that describe a single model.
@@ -88,7 +132,7 @@ fn refuse_flags_for_one(args: &ServeArgs) -> Result<()> {
 }
 
 /// Returns the models in a folder, by name; `None` if the path is a model itself.
-fn models_in(path: &Path) -> Result<Option<Vec<PathBuf>>> {
+pub(super) fn models_in(path: &Path) -> Result<Option<Vec<PathBuf>>> {
     if !path.is_dir() || path.join("config.json").exists() {
         return Ok(None);
     }
@@ -117,27 +161,25 @@ fn is_later_part(path: &Path) -> bool {
 /// Plans the memory of all models, and returns them with the bounds of the flags. Returns the device in words too.
 pub(super) fn plan(
     args: &ServeArgs,
-    models: Vec<Named>,
+    several: Several,
     guards: OpenGuards,
     tenants: &SharedTenants,
     hub: &Hub,
-) -> Result<(ServedModels, String)> {
+) -> Result<(ServedModels, String, Arc<LaterModels>)> {
+    let Several { models, folders } = several;
+    let own = SettingsFile::read(args.several.model_settings.as_deref(), &args.sampling)?;
+    own.check_names(models.iter().map(|model| model.id.as_str()))?;
     let max_memory = match args.several.max_memory {
         Some(bytes) => Some(bytes),
         None => args.compute.free_memory()?.map(|free| (free as f64 * SHARE_OF_FREE) as u64),
     };
     let shared_system = match &args.shared_system {
-        Some(path) => Some(
-            std::fs::read_to_string(path)
-                .with_context(|| format!("cannot read the shared system prompt {}", path.display()))?
-                .trim_end()
-                .to_owned(),
-        ),
+        Some(path) => Some(text_file::read(path).context("--shared-system")?.trim_end().to_owned()),
         None => None,
     };
     let settings = Arc::new(Settings {
         compute: args.compute.clone(),
-        sampling: args.sampling.clone(),
+        own,
         max_sequences: args.max_sequences,
         max_waiting: args.max_waiting,
         overcommit: args.overcommit.policy(),
@@ -149,11 +191,14 @@ pub(super) fn plan(
         tenants: tenants.clone(),
     });
     let speculation = args.speculation.resolve(hub)?;
-    let mut served = Vec::new();
+    let (mut served, mut paths) = (Vec::new(), HashSet::new());
     for model in models {
-        let is_found = model.is_found;
+        let (is_found, path) = (model.is_found, model.path.clone());
         match plan_one(&settings, model, &speculation, max_memory) {
-            Ok(model) => served.push(model),
+            Ok(model) => {
+                paths.insert(path);
+                served.push(model);
+            }
             Err(error) if is_found => warn!("this model of the folder is not served: {error:#}"),
             Err(error) => return Err(error),
         }
@@ -165,51 +210,67 @@ pub(super) fn plan(
     if let Some(bytes) = max_memory {
         info!("memory: up to {} for the weights, keys, values and steps of all models", bytes_text(bytes));
     }
+    let later = LaterModels::new(settings, (speculation, max_memory), (hub, folders), paths);
+    let later = Arc::new(later);
     let models = ServedModels {
         models: served,
+        finder: Some(later.clone()),
         max_memory_bytes: max_memory,
         max_loaded: args.several.max_models,
         max_waiting: args.max_waiting,
         keep_alive: args.several.keep_alive.unwrap_or(KeepAlive::Forever),
     };
-    Ok((models, device))
+    Ok((models, device, later))
 }
 
 /// Plans the memory of a model.
-fn plan_one(
+pub(super) fn plan_one(
     settings: &Arc<Settings>,
     model: Named,
     speculation: &Speculation,
     max_memory: Option<u64>,
 ) -> Result<ServedModel> {
-    let Named { id, path, is_embedder, .. } = model;
+    let Named { id, aliases, path, is_embedder, .. } = model;
     let checkpoint = Checkpoint::open(&path)?;
     let is_encoder = pellucid_model::is_encoder(&checkpoint)?;
     let states_pooling = pellucid_model::stated_pooling(&checkpoint)?.is_some();
     let purpose = if is_encoder || states_pooling || is_embedder { Purpose::Vectors } else { Purpose::Text };
-    let context_len = match (purpose, settings.compute.context()) {
-        (Purpose::Text, Some(given)) => Some(given.min(pellucid_model::read_config(&checkpoint)?.context_len)),
-        _ => None,
+    let own = settings.own.of(&id);
+    if own.is_given && purpose == Purpose::Vectors {
+        bail_usage!("--model-settings: [{id}]: this model computes embeddings, and has no settings of its own");
+    }
+    let context_len = match (purpose, own.context.or(settings.compute.context())) {
+        (Purpose::Vectors, _) | (_, None) => None,
+        (Purpose::Text, Some(given)) => {
+            let max = pellucid_model::read_config(&checkpoint)?.context_len;
+            if own.context.is_some() && given > max {
+                bail_usage!("--model-settings: [{id}]: context ({given}) must not exceed that of the model ({max})");
+            }
+            Some(given.min(max))
+        }
     };
     drop(checkpoint);
     let (settings, speculation) = (settings.clone(), speculation.clone());
-    let mut source = OnDemand { settings, id, path, purpose, is_encoder, context_len, speculation, kv_bytes: 0 };
+    let mut source =
+        OnDemand { settings, id, aliases, path, own, purpose, is_encoder, context_len, speculation, kv_bytes: 0 };
     let need = need_of(&mut source)?;
-    source.kv_bytes = need.kv_bytes(source.settings.compute.kv_memory, max_memory.unwrap_or(u64::MAX) / KV_SHARE);
+    let given = source.own.kv_memory.or(source.settings.compute.kv_memory);
+    source.kv_bytes = need.kv_bytes(given, max_memory.unwrap_or(u64::MAX) / KV_SHARE);
     Ok(ServedModel {
         id: source.id.clone(),
-        aliases: Vec::new(),
+        aliases: source.aliases.clone(),
         purpose,
         memory_bytes: need.total_bytes(source.kv_bytes),
         device: need.device,
         details: need.details,
         context_len: need.context_len,
-        has_template: need.has_template,
+        has_template: need.has_template || source.own.template.is_some(),
         source: ModelSource::OnDemand(Box::new(source)),
     })
 }
 
-/// Returns the memory of a model. A draft model with another vocabulary does not draft for it.
+/// Returns the memory of a model. A draft model with another vocabulary does not draft for it, and neither does a layer
+/// that it does not have.
 fn need_of(source: &mut OnDemand) -> Result<MemoryNeed> {
     let compute = source.settings.compute.clone();
     let need = match source.purpose {
@@ -222,8 +283,18 @@ fn need_of(source: &mut OnDemand) -> Result<MemoryNeed> {
             source.speculation = source.speculation.clone().without_draft_model();
             source.builder().memory_need().map_err(|error| compute.in_flags(error))
         }
+        Err(pellucid::Error::Load { source: why, .. }) if is_no_predictor(&why) => {
+            info!(model = source.id, "this model has no layer that predicts further tokens");
+            source.speculation = source.speculation.clone().without_mtp();
+            source.builder().memory_need().map_err(|error| compute.in_flags(error))
+        }
         need => need.map_err(|error| compute.in_flags(error)),
     }
+}
+
+/// Whether a model was refused only for the drafts of a layer that predicts further tokens.
+fn is_no_predictor(error: &pellucid_model::Error) -> bool {
+    matches!(error, pellucid_model::Error::NoPredictor { .. } | pellucid_model::Error::PredictorNotSupported { .. })
 }
 
 #[cfg(test)]

@@ -1,16 +1,13 @@
 //! `pellucid ps` and `pellucid stop`: the models of a running server.
 
-mod client;
-
 use std::io::Write;
 
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 
+use crate::server_client::{Client, ServerArgs, ServerVariables};
 use crate::terminal::format::bytes_text;
 use crate::terminal::output::Output;
-use client::Client;
-pub(crate) use client::{ServerArgs, ServerVariables};
 
 /// Show the models of a running server: state, memory and requests
 #[derive(Debug, clap::Args)]

@@ -7,7 +7,7 @@ mod local;
 
 use super::name::{ModelRef, Pick};
 use super::{Hub, known_models, pull};
-use crate::flags::usage_error::{OrUsage, UsageError};
+use crate::flags::usage_error::UsageError;
 use crate::terminal::spelling;
 use anyhow::{Context, Error, Result};
 use std::path::{Path, PathBuf};
@@ -52,7 +52,7 @@ impl Hub {
             Some(address) => (address.name, address.revision.unwrap_or_else(|| pull::MAIN.to_owned())),
             None => (name.to_owned(), pull::MAIN.to_owned()),
         };
-        if let Some(manifest) = self.store.find(&name).or_usage()?
+        if let Some(manifest) = self.store.find(&name)?
             && (manifest.revision == revision || revision == pull::MAIN)
             && self.store.damage(&manifest).is_none()
         {

@@ -98,7 +98,7 @@ fn a_folder_without_a_tokenizer_is_written_and_told() {
     // Once more, from the file: in its norms nothing is left to round.
     let again = path(&home, "again.gguf");
     let ran = home.run(&["quantize", &file, &again, "--type", "q4_0"]);
-    assert!(ran.error().contains("use a model in F32, F16 or BF16, or --requantize"), "{ran:?}");
+    assert!(ran.usage().contains("use a model in F32, F16 or BF16, or --requantize"), "{ran:?}");
     home.run(&["quantize", &file, &again, "--type", "q4_0", "--requantize"]).ok();
 }
 
@@ -113,13 +113,20 @@ fn what_cannot_be_written_is_refused_and_leaves_nothing() {
     for (model, out, expected) in [
         (folder("xglm"), &free, "xglm models have no GGUF form"),
         (folder("gemma2"), &free, "the attention scale is 0.20412414, but would be read as 0.25"),
+        (folder("deepseek2"), &free, "attention times 0.837195, but would be read as"),
+        (folder("granite-hybrid-groups"), &free, "norms over 64, time steps"),
+        (folder("gptq"), &free, "is Q4_0 already: use a model in F32, F16 or BF16, or --requantize"),
+        (folder("gptq-act"), &free, "is GPTQ 8-bit already: use a model in F32, F16 or BF16, or --requantize"),
         (letters, &free, "the tokenizer has no GGUF form: it merges characters, and has no byte tokens"),
         (byte_model(&home), &taken, "exists already"),
     ] {
         let ran = home.run(&["quantize", &model, out, "--type", "q8_0"]);
-        let message = if expected == "exists already" { ran.usage() } else { ran.error() };
+        let is_usage = expected == "exists already" || expected.ends_with("--requantize");
+        let message = if is_usage { ran.usage() } else { ran.error() };
         assert!(message.contains(expected), "{ran:?}");
     }
     assert!(!Path::new(&free).exists() && !Path::new(&free).with_extension("part").exists());
+    // The integers and the scales of this folder are those of the format.
+    home.run(&["quantize", &folder("gptq"), &free, "--type", "q4_0"]).ok();
     assert_eq!(std::fs::read_to_string(&taken).unwrap(), "mine");
 }

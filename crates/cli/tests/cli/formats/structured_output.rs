@@ -38,7 +38,7 @@ fn bad_grammars_are_errors_of_usage() {
         assert_eq!(ran.status, Some(2), "{}", ran.stderr);
         ran.stderr
     };
-    assert!(problem(&["--json-schema", path]).contains("could not read"));
+    assert!(problem(&["--json-schema", path]).contains("there is no file"));
     std::fs::write(path, "{").unwrap();
     assert!(problem(&["--json-schema", path]).contains("this is not JSON"));
     std::fs::write(path, r#"{"items":{"uniqueItems":true}}"#).unwrap();

@@ -1,7 +1,7 @@
 //! Attention over paged keys and values: head sizes, formats of KV memory, windows and soft caps.
 
 use pellucid_model::KvMemory;
-use pellucid_tensor::{Attention, DType, HeadShape, KvLayer, SequenceSpan, StoreKv, quant};
+use pellucid_tensor::{Attend, Attention, DType, Extension, HeadShape, KvLayer, SequenceSpan, StoreKv, Values, quant};
 
 use crate::suites::harness::Harness;
 use crate::suites::tolerance::{ROUNDING, close, dot, size_of_dot};
@@ -13,6 +13,7 @@ struct AttentionCase {
     shape: HeadShape,
     window: Option<usize>,
     soft_cap: Option<f32>,
+    has_sinks: bool,
 }
 
 pub(super) fn attention(harness: &mut Harness<'_>) {
@@ -23,11 +24,15 @@ pub(super) fn attention(harness: &mut Harness<'_>) {
                 continue;
             }
             let shape = HeadShape { num_heads, num_kv_heads, head_size, block_len: 8 };
-            let plain = AttentionCase { dtype, shape, window: None, soft_cap: None };
+            let plain = AttentionCase { dtype, shape, window: None, soft_cap: None, has_sinks: false };
             attend_case(harness, &plain);
             attend_case(harness, &AttentionCase { window: Some(11), ..plain });
             attend_case(harness, &AttentionCase { window: Some(1), soft_cap: Some(2.0), ..plain });
             attend_case(harness, &AttentionCase { shape: HeadShape { block_len: 32, ..shape }, ..plain });
+            if harness.backend.supports(Extension::AttentionSinks) {
+                attend_case(harness, &AttentionCase { has_sinks: true, ..plain });
+                attend_case(harness, &AttentionCase { has_sinks: true, window: Some(11), ..plain });
+            }
             if matches!(dtype, DType::F16 | DType::Q8_0) {
                 overflow(harness, dtype, head_size);
             }
@@ -71,7 +76,7 @@ fn overflow(harness: &mut Harness<'_>, dtype: DType, head_size: usize) {
 }
 
 /// Returns values as they are after encoding and decoding.
-fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
+pub(super) fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
     let mut bytes = vec![0; dtype.bytes_for(values.len()).expect("heads are whole blocks")];
     quant::encode(dtype, values, &mut bytes);
     let mut decoded = vec![0.0; values.len()];
@@ -81,7 +86,7 @@ fn stored(dtype: DType, values: &[f32]) -> Vec<f32> {
 
 /// Checks two sequences in scattered blocks: one computes its last 3 positions, the other all of its 37 in one chunk.
 fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
-    let AttentionCase { dtype, shape, window, soft_cap } = *case;
+    let AttentionCase { dtype, shape, window, soft_cap, has_sinks } = *case;
     let HeadShape { num_heads, num_kv_heads, head_size, block_len } = shape;
     let tables: [Vec<u32>; 2] = [vec![9, 2, 7, 4, 11, 0], vec![3, 10, 1, 8, 5]];
     let lens = [43usize, 37];
@@ -90,7 +95,7 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
     let keys = lens.map(|len| harness.random.normals(len * kv_cols));
     let values = lens.map(|len| harness.random.normals(len * kv_cols));
 
-    let blocks = || harness.backend.zeros(dtype, 12, kv_cols * block_len).expect("memory");
+    let blocks = || harness.backend.zeros(dtype, 12 + 5, kv_cols * block_len).expect("memory");
     let mut kv = KvLayer { keys: blocks(), values: blocks() };
     for sequence in 0..2 {
         let slots: Vec<u32> = (0..lens[sequence])
@@ -111,22 +116,40 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
     let queries = harness.random.normals(rows.len() * cols);
     let scale = 1.0 / (head_size as f32).sqrt();
     let first = lens[0] - chunk_starts[0];
-    let attention = Attention {
-        queries: &harness.activation(&queries, cols),
-        kv: &kv,
-        positions: &rows.iter().map(|row| row.1 as u32).collect::<Vec<_>>(),
-        sequences: &[
-            SequenceSpan { rows: 0..first, blocks: 0..tables[0].len() },
-            SequenceSpan { rows: first..rows.len(), blocks: tables[0].len()..tables[0].len() + tables[1].len() },
-        ],
-        block_tables: &tables.concat(),
-        shape,
-        scale,
-        soft_cap,
-        window,
-    };
+    let positions = rows.iter().map(|row| row.1 as u32).collect::<Vec<_>>();
+    let sequences = [
+        SequenceSpan { rows: 0..first, blocks: 0..tables[0].len() },
+        SequenceSpan { rows: first..rows.len(), blocks: tables[0].len()..tables[0].len() + tables[1].len() },
+    ];
+    let (positions, sequences, block_tables) = (&positions[..], &sequences[..], &tables.concat()[..]);
+    let mut query_rows = harness.activation(&queries, cols);
     let mut out = harness.zeros(rows.len(), cols);
-    harness.backend.attention(attention, &mut out).expect("attention");
+    let sinks = if has_sinks { harness.random.normals(num_heads) } else { Vec::new() };
+    if has_sinks {
+        // `attend` stores into blocks that no sequence has.
+        let slots: Vec<u32> = (0..rows.len()).map(|row| (12 * block_len + row) as u32).collect();
+        let mut keys = harness.zeros(rows.len(), kv_cols);
+        let (values, sinks) = (&harness.zeros(rows.len(), kv_cols), &harness.vector(&sinks));
+        let attend = Attend {
+            rope: None,
+            values: Values::Rows(values),
+            slots: &slots,
+            positions,
+            sequences,
+            block_tables,
+            shape,
+            scale,
+            soft_cap,
+            window,
+            sinks: Some(sinks),
+        };
+        harness.backend.attend(attend, &mut query_rows, &mut keys, &mut kv, &mut out).expect("attention");
+    } else {
+        let queries = &query_rows;
+        let kv = &kv;
+        let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
+        harness.backend.attention(attention, &mut out).expect("attention");
+    }
 
     let mut expected = Vec::new();
     for (row, &(sequence, position)) in rows.iter().enumerate() {
@@ -141,7 +164,7 @@ fn attend_case(harness: &mut Harness<'_>, case: &AttentionCase) {
                     soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh()).exp()
                 })
                 .collect();
-            let total: f64 = weights.iter().sum();
+            let total = weights.iter().sum::<f64>() + sinks.get(head).map_or(0.0, |&sink| f64::from(sink).exp());
             // With 16-bit keys and values, a backend may round queries and weights to the same format. A score then
             // moves by `unit` times the size of its terms, its weight by the same factor and one more rounding, and so
             // does the sum of the weights. Values stored in 8 bits may be multiplied in f16.

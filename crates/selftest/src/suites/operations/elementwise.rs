@@ -1,6 +1,6 @@
 //! Operations on the values of single rows: norms, additions, activations, rotary positions.
 
-use pellucid_tensor::{Activation, Rope, RopeStyle};
+use pellucid_tensor::{Activation, Extension, Rope, RopeStyle};
 
 use crate::suites::harness::Harness;
 use crate::suites::tolerance::{ROUNDING, close};
@@ -69,6 +69,7 @@ pub(super) fn exact(activation: Activation, x: f64) -> f64 {
         Activation::Silu => x / (1.0 + (-x).exp()),
         Activation::Gelu => 0.5 * x * (1.0 + libm::erf(x / 2f64.sqrt())),
         Activation::ClampedSwiglu => unreachable!("only gates have it"),
+        Activation::SquaredRelu => x.max(0.0).powi(2),
         Activation::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
@@ -76,7 +77,8 @@ pub(super) fn exact(activation: Activation, x: f64) -> f64 {
 }
 
 pub(super) fn activations(harness: &mut Harness<'_>) {
-    for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
+    let rarer = harness.backend.supports(Extension::SquaredRelu).then_some(Activation::SquaredRelu);
+    for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh].into_iter().chain(rarer) {
         let x: Vec<f32> = harness.random.normals(3 * 101).iter().map(|x| x * 4.0).collect();
         let up = harness.random.normals(3 * 101);
         let value = |x: f32| exact(activation, f64::from(x));
@@ -93,6 +95,60 @@ pub(super) fn activations(harness: &mut Harness<'_>) {
             .map(|(&x, &up)| (value(x) * f64::from(up), bound(x) * (f64::from(up.abs()) + 0.1)))
             .collect();
         close(&format!("gate with {activation:?}"), &harness.read(&gated), &expected);
+    }
+}
+
+/// `x sigmoid(1.702 x) (up + 1)`, with x at most 7 and up from -7 to 7.
+pub(super) fn exact_clamped_swiglu(x: f64, up: f64) -> f64 {
+    let x = x.min(7.0);
+    x / (1.0 + (-1.702 * x).exp()) * (up.clamp(-7.0, 7.0) + 1.0)
+}
+
+pub(super) fn clamped_swiglu(harness: &mut Harness<'_>) {
+    if !harness.backend.supports(Extension::ClampedSwiglu) {
+        return;
+    }
+    let [x, up] = [(); 2].map(|()| harness.random.normals(3 * 101).iter().map(|x| x * 6.0).collect::<Vec<f32>>());
+    let mut gated = harness.activation(&x, 101);
+    harness.backend.gate(Activation::ClampedSwiglu, &harness.activation(&up, 101), &mut gated).expect("gate");
+    // The exponent of a large negative x is off by a rounding of its own size.
+    let bound = |x: f32| (f64::from(x.abs()) + 0.1) * 16.0 * ROUNDING * 8.0;
+    let expected: Vec<(f64, f64)> =
+        x.iter().zip(&up).map(|(&x, &up)| (exact_clamped_swiglu(f64::from(x), f64::from(up)), bound(x))).collect();
+    close("gate with ClampedSwiglu", &harness.read(&gated), &expected);
+}
+
+/// Sigmoid gates of a row and of each value, gates with columns of a wider tensor, and factors.
+pub(super) fn gates_by_columns(harness: &mut Harness<'_>) {
+    const COLS: usize = 101;
+    let [x, y] = [(); 2].map(|()| harness.random.normals(3 * COLS).iter().map(|x| x * 3.0).collect::<Vec<f32>>());
+    let inputs = harness.random.normals(3 * 4 * COLS);
+    let bound = |x: f64| (x.abs() + 0.1) * 32.0 * ROUNDING;
+    if harness.backend.supports(Extension::SigmoidGates) {
+        let sigmoid = |x: f32| 1.0 / (1.0 + f64::from(-x).exp());
+        for cols in [1, COLS] {
+            let mut gated = harness.activation(&x, COLS);
+            harness.backend.sigmoid_gate(&harness.activation(&y[..3 * cols], cols), &mut gated).expect("a gate");
+            let gate = |i: usize| y[if cols == 1 { i / COLS } else { i }];
+            let value = |(i, &x): (usize, &f32)| f64::from(x) * sigmoid(gate(i));
+            let expected: Vec<_> = x.iter().enumerate().map(value).map(|value| (value, bound(value))).collect();
+            close(&format!("sigmoid gate of {cols} columns"), &harness.read(&gated), &expected);
+        }
+    }
+    if harness.backend.supports(Extension::LayerInputs) {
+        let mut gated = harness.activation(&x, COLS);
+        let wide = harness.activation(&inputs, 4 * COLS);
+        harness.backend.gate_by_columns(Activation::GeluTanh, &wide, 2 * COLS, &mut gated).expect("a gate");
+        let by = |i: usize| f64::from(inputs[i / COLS * 4 * COLS + 2 * COLS + i % COLS]);
+        let value = |(i, &x): (usize, &f32)| exact(Activation::GeluTanh, f64::from(x)) * by(i);
+        let expected: Vec<_> =
+            x.iter().enumerate().map(|(i, x)| (value((i, x)), bound(f64::from(*x) * by(i)))).collect();
+        close("gate by columns", &harness.read(&gated), &expected);
+    }
+    if harness.backend.supports(Extension::LayerScales) {
+        let mut scaled = harness.activation(&x, COLS);
+        harness.backend.scale(0.3, &mut scaled).expect("a factor");
+        assert_eq!(harness.read(&scaled), x.iter().map(|x| 0.3 * x).collect::<Vec<_>>());
     }
 }
 

@@ -1,60 +1,149 @@
 //! Expert MLPs: routing, the MLP of each selected expert, and their weighted sum.
 
-use pellucid_tensor::{Activation, DType, ExpertMlp, GatedMlp, Output, Routing};
+use pellucid_tensor::{Activation, DType, ExpertMlp, Extension, GatedMlp, Output, Routing, Scoring};
 
-use super::elementwise::exact;
+use super::elementwise::{exact, exact_clamped_swiglu};
 use crate::suites::harness::Harness;
 use crate::suites::tolerance::{ROUNDING, close, dot};
 
+const HIDDEN: usize = 24;
+const WIDTH: usize = 10;
+const ROWS: usize = 9;
+
 pub(super) fn experts(harness: &mut Harness<'_>) {
-    const HIDDEN: usize = 24;
-    const WIDTH: usize = 10;
-    const ROWS: usize = 9;
-    let (experts, decoded): (Vec<GatedMlp>, Vec<[Vec<f32>; 3]>) = (0..5)
-        .map(|_| {
-            let (gate, g) = harness.linear(DType::F32, WIDTH, HIDDEN);
-            let (up, u) = harness.linear(DType::F32, WIDTH, HIDDEN);
-            let (down, d) = harness.linear(DType::F32, HIDDEN, WIDTH);
-            (GatedMlp { gate, up, down }, [g, u, d])
-        })
-        .unzip();
+    let layer = Layer::new(harness, 5);
     for (num_selected, normalize) in [(2, true), (3, false), (5, true)] {
-        let (x, logits) = (harness.random.normals(ROWS * HIDDEN), harness.random.normals(ROWS * 5));
+        let weights = |logits: &[f32]| {
+            let scores = logits.iter().map(|&logit| f64::from(logit).exp()).collect::<Vec<_>>();
+            let sum: f64 = scores.iter().sum();
+            let ranks = logits.iter().map(|&logit| f64::from(logit)).collect();
+            let scores = scores.into_iter().map(|score| score / sum).collect();
+            weights_of(scores, ranks, num_selected, normalize, 1.0)
+        };
+        let routing = Routing::softmax(num_selected, normalize);
+        layer.check(harness, routing, [None; 2], Activation::Silu, &weights);
+        if harness.backend.supports(Extension::ClampedSwiglu) {
+            layer.check(harness, routing, [None; 2], Activation::ClampedSwiglu, &weights);
+        }
+        if harness.backend.supports(Extension::ExpertScales) {
+            let factors = harness.random.normals(5);
+            let scaled = |logits: &[f32]| {
+                let weights = weights(logits).into_iter();
+                weights.map(|(expert, weight)| (expert, weight * f64::from(factors[expert]))).collect()
+            };
+            layer.check(harness, routing, [None, Some(&factors)], Activation::Silu, &scaled);
+        }
+    }
+}
+
+/// Scores by sigmoids with a bias for the selection, from all experts and from the better two of four groups.
+pub(super) fn sigmoid_experts(harness: &mut Harness<'_>) {
+    if !harness.backend.supports(Extension::SigmoidRouter) {
+        return;
+    }
+    let layer = Layer::new(harness, 12);
+    let bias = harness.random.normals(12);
+    for (groups, normalize) in [(None, true), (Some((4, 2)), true), (Some((4, 2)), false)] {
+        let routing = Routing { scoring: Scoring::Sigmoid, scale: 2.5, groups, ..Routing::softmax(3, normalize) };
+        let weights = |logits: &[f32]| {
+            let scores: Vec<f64> = logits.iter().map(|&logit| 1.0 / (1.0 + f64::from(-logit).exp())).collect();
+            let mut ranks: Vec<f64> = scores.iter().zip(&bias).map(|(score, &bias)| score + f64::from(bias)).collect();
+            if groups.is_some() {
+                let two_highest = |ranks: &[f64]| {
+                    let mut sorted = ranks.to_vec();
+                    sorted.sort_by(|a, b| b.total_cmp(a));
+                    sorted[0] + sorted[1]
+                };
+                let mut order: Vec<(usize, f64)> = ranks.chunks(3).map(two_highest).enumerate().collect();
+                order.sort_by(|a, b| b.1.total_cmp(&a.1));
+                for &(group, _) in &order[2..] {
+                    ranks[3 * group..][..3].fill(f64::NEG_INFINITY);
+                }
+            }
+            weights_of(scores, ranks, 3, normalize, 2.5)
+        };
+        layer.check(harness, routing, [Some(&bias), None], Activation::Silu, &weights);
+    }
+}
+
+/// An expert and its weight.
+type Weighted = (usize, f64);
+
+/// The selected experts.
+fn weights_of(scores: Vec<f64>, ranks: Vec<f64>, num_selected: usize, normalize: bool, scale: f64) -> Vec<Weighted> {
+    let mut order: Vec<usize> = (0..ranks.len()).collect();
+    order.sort_by(|&a, &b| ranks[b].total_cmp(&ranks[a]));
+    order.truncate(num_selected);
+    let selected: f64 = order.iter().map(|&expert| scores[expert]).sum();
+    let divisor = if normalize { selected } else { 1.0 };
+    order.into_iter().map(|expert| (expert, scores[expert] / divisor * scale)).collect()
+}
+
+/// Experts on a device, and gate, up and down of each in f32.
+struct Layer {
+    experts: Vec<GatedMlp>,
+    decoded: Vec<[Vec<f32>; 3]>,
+}
+
+impl Layer {
+    fn new(harness: &mut Harness<'_>, num_experts: usize) -> Layer {
+        let (experts, decoded) = (0..num_experts)
+            .map(|_| {
+                let (gate, g) = harness.linear(DType::F32, WIDTH, HIDDEN);
+                let (up, u) = harness.linear(DType::F32, WIDTH, HIDDEN);
+                let (down, d) = harness.linear(DType::F32, HIDDEN, WIDTH);
+                (GatedMlp { gate, up, down }, [g, u, d])
+            })
+            .unzip();
+        Layer { experts, decoded }
+    }
+
+    /// Compares the device's result with that of the experts and weights that `weights` gives for the logits of a row.
+    /// `bias` is added to the scores for the selection, `factors` are those of the experts' weights.
+    fn check(
+        &self,
+        harness: &mut Harness<'_>,
+        routing: Routing,
+        [bias, factors]: [Option<&[f32]>; 2],
+        activation: Activation,
+        weights: &dyn Fn(&[f32]) -> Vec<Weighted>,
+    ) {
+        let num_experts = self.experts.len();
+        let (x, logits) = (harness.random.normals(ROWS * HIDDEN), harness.random.normals(ROWS * num_experts));
         let mut out = harness.zeros(ROWS, HIDDEN);
+        let [score_bias, expert_scales] = [bias, factors].map(|values| values.map(|values| harness.vector(values)));
         let mlp = ExpertMlp {
             x: &harness.activation(&x, HIDDEN),
-            router_logits: &harness.activation(&logits, 5),
-            routing: Routing::softmax(num_selected, normalize),
-            score_bias: None,
-            experts: &experts,
-            activation: Activation::Silu,
+            router_logits: &harness.activation(&logits, num_experts),
+            routing,
+            score_bias: score_bias.as_ref(),
+            expert_scales: expert_scales.as_ref(),
+            experts: &self.experts,
+            activation,
         };
         harness.backend.expert_mlp(mlp, Output::Rows(&mut out)).expect("experts");
         let mut expected = Vec::new();
-        for (x, logits) in x.chunks_exact(HIDDEN).zip(logits.chunks_exact(5)) {
-            let mut order: Vec<usize> = (0..5).collect();
-            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
-            let all: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
-            let chosen = &order[..num_selected];
-            let selected: f64 = chosen.iter().map(|&e| f64::from(logits[e]).exp()).sum();
-            let total = if normalize { selected } else { all };
+        for (x, logits) in x.chunks_exact(HIDDEN).zip(logits.chunks_exact(num_experts)) {
             let mut sums = vec![0.0; HIDDEN];
-            for &e in chosen {
-                let [gate, up, down] = &decoded[e];
+            for (expert, weight) in weights(logits) {
+                let [gate, up, down] = &self.decoded[expert];
                 let inner: Vec<f64> = (0..WIDTH)
                     .map(|i| {
                         let row = |w: &[f32]| dot(x, &w[i * HIDDEN..(i + 1) * HIDDEN]).0;
-                        exact(Activation::Silu, row(gate)) * row(up)
+                        match activation {
+                            Activation::ClampedSwiglu => exact_clamped_swiglu(row(gate), row(up)),
+                            _ => exact(activation, row(gate)) * row(up),
+                        }
                     })
                     .collect();
                 for (o, sum) in sums.iter_mut().enumerate() {
-                    let y: f64 = (0..WIDTH).map(|i| f64::from(down[o * WIDTH + i]) * inner[i]).sum();
-                    *sum += f64::from(logits[e]).exp() / total * y;
+                    *sum += weight * (0..WIDTH).map(|i| f64::from(down[o * WIDTH + i]) * inner[i]).sum::<f64>();
                 }
             }
             // Each value is a sum of tens of products, each of size tens.
             expected.extend(sums.into_iter().map(|sum| (sum, (sum.abs() + 50.0) * 64.0 * ROUNDING)));
         }
-        close(&format!("{num_selected} experts of 5"), &harness.read(&out), &expected);
+        let num_selected = routing.num_selected;
+        close(&format!("{num_selected} experts of {num_experts}"), &harness.read(&out), &expected);
     }
 }

@@ -5,7 +5,9 @@
 mod attention;
 mod elementwise;
 mod experts;
+mod latent_attention;
 mod linear;
+mod recurrence;
 
 use pellucid_tensor::Backend;
 
@@ -16,16 +18,22 @@ use super::random_data::RandomData;
 
 type Check = fn(&mut Harness<'_>);
 
-const CHECKS: [(&str, Check); 9] = [
+const CHECKS: [(&str, Check); 15] = [
     ("linear, every format", linear::linear),
     ("embed and gather", linear::embed),
     ("rms norm, rows and heads", elementwise::rms_norm),
     ("layer norm", elementwise::layer_norm),
     ("add and soft cap", elementwise::add_and_cap),
     ("activations and gates", elementwise::activations),
+    ("clamped SwiGLU", elementwise::clamped_swiglu),
+    ("gates by other columns", elementwise::gates_by_columns),
     ("rope, both styles", elementwise::rope),
     ("paged attention", attention::attention),
+    ("latent attention", latent_attention::latent_attention),
     ("experts", experts::experts),
+    ("experts with sigmoid scores", experts::sigmoid_experts),
+    ("short convolution, in any chunks", recurrence::short_convolution),
+    ("delta net, in any chunks", recurrence::delta_net),
 ];
 
 /// Runs the suite and returns the names of its checks. Panics at the first check that fails.

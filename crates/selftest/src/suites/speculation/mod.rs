@@ -22,6 +22,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_waiting: 100,
     overcommit: Overcommit::Never,
     secret: [6; 32],
+    snapshot_distance: None,
 };
 
 /// A choice of a reply: its tokens, the last one possibly a token that ended it, and the text of its finish reason.

@@ -193,6 +193,7 @@ impl EngineBench {
             overcommit: Overcommit::Never,
             // There is one user, so the prefix cache needs no secret.
             secret: [0; 32],
+            snapshot_distance: None,
         };
         let draft_tokens = sizes.iter().map(|size| size.draft_tokens).max();
         let mut engine = Engine::new(Box::new(target.model), target.backend, options)?;

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, Decoder, KvMemory, Logits, Model};
-use pellucid_tensor::{DType, RowQuery};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, Decoder, KvMemory, Logits, Model};
+use pellucid_tensor::{DType, RowQuery, StateSave};
 
 /// Steps of a measurement. The first ones, in which steps are recorded, are not measured.
 const NUM_STEPS: usize = 32;
@@ -27,7 +27,11 @@ impl StepTimes<'_> {
     ) -> Result<StepTimes<'_>> {
         let blocks_of_sequence = max_positions.div_ceil(BLOCK_LEN);
         let num_blocks = num_sequences * blocks_of_sequence;
-        let kv = KvMemory::new(model.config(), &**model.backend(), kv_dtype, num_blocks, BLOCK_LEN)?;
+        let kv = KvMemory::new(model.config(), &**model.backend(), kv_dtype, num_blocks, BLOCK_LEN)?.with_states(
+            model.config(),
+            &**model.backend(),
+            num_blocks,
+        )?;
         Ok(StepTimes { model, kv, num_sequences, blocks_of_sequence })
     }
 
@@ -94,6 +98,10 @@ impl StepTimes<'_> {
         };
         let queries: Vec<RowQuery> = (first_wanted..num_rows).map(query).collect();
         let wanted = first_wanted..num_rows;
-        batch.push(Chunk { ids, first_position: position, blocks: &blocks, wanted, queries: &queries }, BLOCK_LEN);
+        // Every drafted row would have a slot of its own; the time of one save stands for them.
+        let save = StateSave { row: num_rows as u32 - 1, slot: first };
+        let (first_position, state) = (position, ChunkState::in_place(position, &save));
+        let chunk = Chunk { ids, first_position, blocks: &blocks, wanted, queries: &queries, state };
+        batch.push(chunk, BLOCK_LEN);
     }
 }

@@ -14,6 +14,7 @@ use crate::commands::explain::Explanation;
 use crate::flags::prompt::Prompt;
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::drafters_text;
+use crate::flags::text_file;
 use crate::flags::usage_error::without_os_codes;
 use crate::terminal::format::grouped;
 use crate::terminal::log::note as say;
@@ -264,6 +265,7 @@ impl Session<'_, '_> {
         let Some((prompt, num_tokens)) = &self.last else { bail!("there is no reply to explain") };
         let all = (*num_tokens).max(1);
         let explanation = Explanation {
+            probe: None,
             name: self.answerer.model.id.clone(),
             params: self.answerer.sampling.clone(),
             plan: self.answerer.plan.clone(),
@@ -299,7 +301,7 @@ impl Session<'_, '_> {
     }
 
     fn load(&mut self, file: &Path) -> Result<()> {
-        let text = std::fs::read_to_string(file).with_context(|| format!("could not read {}", file.display()))?;
+        let text = text_file::read(file)?;
         let loaded = Conversation::from_json(&text).map_err(|error| anyhow!("{}: {error}", file.display()))?;
         self.chat.conversation = loaded;
         self.last = None;
