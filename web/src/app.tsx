@@ -8,7 +8,7 @@ import { HoverCard } from "./chat/hover_card";
 import { Parameters } from "./chat/parameters";
 import { Sidebar } from "./chat/sidebar";
 import { Inspector } from "./inspector/inspector";
-import { KEYS, handleKey } from "./keys";
+import { GROUPS, KEYS, handleKey } from "./keys";
 import { Operations } from "./operations/operations";
 import { Dialog } from "./parts/dialog";
 import { Icon, Logo } from "./parts/icons";
@@ -19,7 +19,7 @@ import { type Connection, type State, currentModel, set, setSettings, useApp } f
 
 export function App() {
   const state = useApp();
-  const { view, panel, settings, inspected, notice } = state;
+  const { view, panel, settings, inspected, notice, spoken } = state;
   useEffect(() => {
     document.addEventListener("keydown", handleKey);
     return () => document.removeEventListener("keydown", handleKey);
@@ -59,6 +59,9 @@ export function App() {
       {settings.colors !== "off" && <HoverCard />}
       <p class="notice" role="status">
         {notice}
+      </p>
+      <p class="unseen spoken" role="status">
+        {spoken}
       </p>
     </div>
   );
@@ -151,12 +154,18 @@ function TopBar({ state }: { state: State }) {
         type="button"
         class="icon-button"
         aria-label="API key"
-        title="API key"
+        title="API key (k)"
         onClick={() => set({ panel: "key" })}
       >
         <Icon name="key" />
       </button>
-      <button type="button" class="icon-button" aria-label={themeLabel} title={themeLabel} onClick={cycleTheme}>
+      <button
+        type="button"
+        class="icon-button"
+        aria-label={themeLabel}
+        title={`${themeLabel} (t)`}
+        onClick={cycleTheme}
+      >
         <Icon name={themeIcon} />
       </button>
       <button
@@ -181,15 +190,15 @@ const STATES: Record<string, string> = {
 };
 
 function Banner({ connection }: { connection: Connection }) {
-  const [now, setNow] = useState(Date.now());
+  const [, tick] = useState(0);
   const isShown = connection.kind !== "ready" && connection.kind !== "starting";
   useEffect(() => {
     if (!isShown) return;
-    const timer = setInterval(() => setNow(Date.now()), 500);
+    const timer = setInterval(() => tick((count) => count + 1), 500);
     return () => clearInterval(timer);
   }, [isShown]);
   if (!isShown || !("message" in connection)) return null;
-  const wait = connection.retryAt === null ? null : Math.max(0, Math.ceil((connection.retryAt - now) / 1000));
+  const wait = connection.retryAt === null ? null : Math.max(0, Math.ceil((connection.retryAt - Date.now()) / 1000));
   return (
     <div class={`banner ${connection.kind}`} role="alert">
       <b>{STATES[connection.kind]}</b> <span>{connection.message}</span>
@@ -209,21 +218,29 @@ function Banner({ connection }: { connection: Connection }) {
 
 function Keys() {
   return (
-    <Dialog title="Keys" class="panel" onClose={() => set({ panel: null })}>
-      <table class="keys">
-        <tbody>
-          {KEYS.map(({ shown, meaning }) => (
-            <tr key={shown}>
-              <th scope="row">
-                <kbd>{shown}</kbd>
-              </th>
-              <td>{meaning}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+    <Dialog title="Keys" class="panel wide" onClose={() => set({ panel: null })}>
+      <div class="key-groups">
+        {GROUPS.map((group) => (
+          <section key={group}>
+            <h3>{group}</h3>
+            <table class="keys">
+              <tbody>
+                {KEYS.filter((key) => key.group === group).map(({ shown, meaning }) => (
+                  <tr key={shown}>
+                    <th scope="row">
+                      <kbd>{shown}</kbd>
+                    </th>
+                    <td>{meaning}</td>
+                  </tr>
+                ))}
+              </tbody>
+            </table>
+          </section>
+        ))}
+      </div>
       <p class="hint">
-        Single letters work while no field has the focus. <a href="/docs">API</a> · <a href="/overview">Overview</a>
+        Letters work while no field has the focus; Tab reaches everything else. <a href="/docs">API</a> ·{" "}
+        <a href="/overview">Overview</a>
       </p>
     </Dialog>
   );

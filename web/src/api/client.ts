@@ -39,6 +39,8 @@ export const apiKey = {
 
 export interface Call {
   body?: unknown;
+  /** POST with a body, else GET. */
+  method?: string;
   signal?: AbortSignal | undefined;
   accept?: string;
 }
@@ -50,6 +52,7 @@ export async function send(path: string, call: Call = {}): Promise<Response> {
   if (key !== "") headers["Authorization"] = `Bearer ${key}`;
   const options: RequestInit = { headers, cache: "no-store", credentials: "omit" };
   if (call.signal) options.signal = call.signal;
+  if (call.method) options.method = call.method;
   if (call.body !== undefined) {
     options.method = "POST";
     options.body = JSON.stringify(call.body);
@@ -102,7 +105,8 @@ export async function requestFields(): Promise<Record<string, SchemaProperty>> {
 }
 
 export function tokenize(body: object, signal?: AbortSignal): Promise<Tokenized> {
-  return json<Tokenized>("/tokenize", { body: { ...body, return_token_strs: true, return_token_bytes: true }, signal });
+  const parts = { return_token_strs: true, return_token_bytes: true, return_token_kinds: true };
+  return json<Tokenized>("/tokenize", { body: { ...body, ...parts }, signal });
 }
 
 export function applyTemplate(body: object, signal?: AbortSignal): Promise<Rendered> {

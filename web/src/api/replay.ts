@@ -6,7 +6,7 @@
 
 import type { Recording } from "../state/conversation";
 import { ApiError, applyTemplate, json, tokenize } from "./client";
-import type { ChatReply, CompletionReply, Rendered, TokenTrace, Tokenized } from "./types";
+import type { ChatReply, CompletionReply, Extension, ProbeReport, Rendered, TokenTrace, Tokenized } from "./types";
 
 /** The prompt of a reply as the model reads it. */
 export interface Prompt {
@@ -159,4 +159,55 @@ async function replayWhole(recording: Recording, position: number, signal: Abort
   const cached = result.usage.prompt_tokens_details.cached_tokens;
   const computed = result.usage.total_tokens - cached;
   return { trace, how: "whole", cached, computed };
+}
+
+/** Fields of a probe. */
+export interface ProbeFields {
+  layers?: number;
+  attention?: { layer: number; head?: number; rows?: number };
+}
+
+/** Looks inside the model at a token of the reply: the server computes its position again. */
+export async function probeOf(
+  recording: Recording,
+  index: number,
+  fields: ProbeFields,
+  signal: AbortSignal,
+): Promise<ProbeReport> {
+  if (index < recording.inherited) {
+    throw new ApiError(0, "inherited", "This token was part of the request: the branch begins after it.");
+  }
+  const prompt = await promptOf(recording);
+  const before = recording.tokens.slice(recording.inherited, index);
+  const canStep =
+    before.every((token) => token.id !== undefined) &&
+    (recording.usage?.completion_tokens_details.reasoning_tokens ?? 0) === 0;
+  // The layers and the attention do not depend on the sampler, so the ids before the token are enough.
+  const { pellucid } = canStep
+    ? await json<CompletionReply>("/v1/completions", {
+        body: {
+          model: recording.request["model"],
+          prompt: [...prompt.tokens.tokens, ...before.map((token) => token.id)],
+          max_tokens: 1,
+          temperature: 0,
+          logit_bias: { [String(recording.tokens[index]?.id)]: 100 },
+          probe: fields,
+        },
+        signal,
+      })
+    : await probeWhole(recording, positionOf(recording, prompt, index) - prompt.tokens.count, fields, signal);
+  if (!pellucid.probe) throw new ApiError(0, "no_probe", "The server returned no probe.");
+  return pellucid.probe;
+}
+
+/** Runs the request again up to a token, and probes it there. */
+function probeWhole(
+  recording: Recording,
+  token: number,
+  fields: ProbeFields,
+  signal: AbortSignal,
+): Promise<{ pellucid: Extension }> {
+  const { stream_options: _, stream: __, logprobs: ___, top_logprobs: ____, ...request } = recording.request;
+  const body = { ...request, max_completion_tokens: token + 1, probe: { ...fields, token } };
+  return json<ChatReply>(recording.path, { body, signal });
 }

@@ -12,6 +12,8 @@ export interface ModelCard {
   system_fingerprint: string;
   capabilities?: string[];
   sampling_defaults?: Record<string, SamplingDefault>;
+  /** A block of keys and values. */
+  kv_block?: { positions: number; bytes: number };
 }
 
 export interface ToolCall {
@@ -70,8 +72,12 @@ export interface TokenTrace {
   id: number;
   text: string;
   logprob: number;
+  /** Sequences in the step that computed the token. */
+  batch_size?: number;
   steps: SamplerStep[];
   draw: { entrants: number; winner: Runner; runner_up: Runner | null };
+  /** Verdicts of the server's guards on the token. */
+  guards?: { guard: string; verdict: "passed" | "failed" }[];
   proposal: { drafter: string; id: number; text: string; accepted: boolean } | null;
 }
 
@@ -86,7 +92,15 @@ export interface Usage {
 export interface Timings {
   queue_ms: number;
   time_to_first_token_ms: number | null;
+  prefill_ms: number | null;
+  tokens_per_second: number | null;
+  /** Gaps between tokens in the server; the last count has no bound. */
+  gaps: { bounds_ms: number[]; counts: number[] } | null;
   time_per_output_token_ms: number | null;
+  /** Part of the steps in which tokens were sampled. */
+  sampling_ms: number | null;
+  /** Time that guards took beside the steps; null without guards. */
+  guard_ms: number | null;
   decode_ms: number;
   total_ms: number;
 }
@@ -105,6 +119,16 @@ export interface Ending {
   guard?: string;
 }
 
+/** Why a prompt was not found whole in the prefix cache. */
+export interface CacheMiss {
+  reused_tokens: number;
+  reason: "differs" | "evicted" | "other_salt" | "no_snapshot" | "new";
+  position?: number;
+  before?: string;
+  prompt?: string;
+  cached?: string;
+}
+
 /** The object `pellucid` of a reply. */
 export interface Extension {
   seed: number;
@@ -114,7 +138,37 @@ export interface Extension {
   preemptions: number;
   speculation: DraftCounts & { drafters: Record<string, DraftCounts>; note?: string };
   timings: Timings;
+  cache_misses?: CacheMiss[];
+  probe?: ProbeReport;
   endings: Ending[];
+}
+
+/** A token with its log probability. */
+export interface Guess {
+  id: number;
+  text: string;
+  logprob: number | null;
+}
+
+export interface AttentionReport {
+  layer: number;
+  head: number | null;
+  first_position: number;
+  tokens: { id: number; text: string }[];
+  /** A row for each position from `first_position` on, as long as the positions that it may look at. */
+  weights: number[][];
+}
+
+/** One token, looked at from inside the model. */
+export interface ProbeReport {
+  token: number;
+  position: number;
+  id: number;
+  text: string;
+  num_layers: number;
+  num_heads: number;
+  layers: { layer: number; logprob: number | null; top: Guess[] }[];
+  attention?: AttentionReport;
 }
 
 export interface ChatChoice {
@@ -169,7 +223,11 @@ export interface Tokenized {
   tokens: number[];
   token_strs?: string[];
   token_bytes?: number[][];
+  token_kinds?: TokenKind[];
 }
+
+/** A control token is never made of the text of a message. */
+export type TokenKind = "normal" | "control" | "user_defined" | "byte" | "unknown" | "unused";
 
 export interface Rendered {
   prompt: string;
@@ -185,4 +243,23 @@ export interface SchemaProperty {
   default?: unknown;
   enum?: string[];
   anyOf?: SchemaProperty[];
+}
+
+/** A request that is being generated, from `/requests`. */
+export interface RunningRequest {
+  id: string;
+  tenant: string;
+  model: string;
+  state: "queued" | "prefill" | "decode" | "cancelled";
+  age_ms: number;
+  prompt_tokens: number;
+  tokens: number;
+  since_last_token_ms: number | null;
+  waits_for_client: boolean;
+}
+
+export interface RunningRequests {
+  data: RunningRequest[];
+  total: number;
+  may_cancel: boolean;
 }

@@ -5,7 +5,7 @@ import { canChat } from "../api/client";
 import { inspect } from "../state/actions";
 import { shownPath, siblings } from "../state/conversation";
 import { say } from "../state/generate";
-import { currentModel, set, setSettings, state, useApp } from "../state/store";
+import { currentModel, set, state, useApp } from "../state/store";
 import { STATIONS } from "../inspector/walk";
 import { Composer } from "./composer";
 import { Legend } from "./legend";
@@ -76,7 +76,6 @@ function Welcome() {
   const isChat = canChat(currentModel());
   const [example, ...others] = isChat ? QUESTIONS : BEGINNINGS;
   const walk = async () => {
-    setSettings({ hasSeenWelcome: true });
     await say(example!, null);
     const reply = shownPath(state.current).at(-1);
     if (reply?.role === "assistant" && reply.state !== "failed") {
@@ -94,7 +93,9 @@ function Welcome() {
       <button type="button" class="primary large" onClick={() => void walk()}>
         Run an example and walk through it
       </button>
-      <p class="hint">{isChat ? "It asks" : "It begins"}: “{example}”</p>
+      <p class="hint">
+        {isChat ? "It asks" : "It begins"}: “{example}”
+      </p>
       <ul class="examples">
         {others.map((text) => (
           <li key={text}>

@@ -1,20 +1,28 @@
-// Two branches side by side, with the first token at which they differ.
+// Two branches side by side, with the first token at which they differ; the first character, if the tokens of one were
+// not recorded.
 
+import { useEffect } from "preact/hooks";
 import { Dialog } from "../parts/dialog";
-import { percent, visible } from "../parts/format";
+import { percent, plural, visible } from "../parts/format";
+import { loadRecording } from "../state/actions";
 import { siblings } from "../state/conversation";
 import { set, useApp } from "../state/store";
 import { heat } from "./tokens";
 
 export function Compare() {
   const { compared, current, recordings } = useApp();
+  useEffect(() => compared?.forEach((id) => void loadRecording(id)), [compared]);
   if (!compared) return null;
   const nodes = compared.map((id) => current.nodes[id]).filter((node) => node !== undefined);
   const [left, right] = nodes;
   if (!left || !right) return null;
   const replies = siblings(current, left.parent).filter((node) => node.role === "assistant");
-  const texts = (id: string, text: string) => recordings.get(id)?.tokens.map((token) => token.text) ?? [...text];
-  const [a, b] = [texts(left.id, left.text), texts(right.id, right.text)];
+  const tokens = [left, right].map((node) => recordings.get(node.id)?.tokens ?? []);
+  const isRecorded = tokens.every((all) => all.length > 0);
+  const unit = isRecorded ? "token" : "character";
+  const [a = [], b = []] = isRecorded
+    ? tokens.map((all) => all.map((token) => token.text))
+    : [[...left.text], [...right.text]];
   let first = 0;
   while (first < a.length && a[first] === b[first]) first++;
   const isEqual = first === a.length && first === b.length;
@@ -22,11 +30,13 @@ export function Compare() {
     <Dialog title="Two branches" class="compare" onClose={() => set({ compared: null })}>
       <p>
         {isEqual ? (
-          "Both replies are equal, token by token."
+          `Both replies are equal, ${unit} by ${unit}.`
         ) : (
           <>
-            The first {first} tokens are equal. Then one has <b class="piece">{visible(a[first] ?? "")}</b>, the other{" "}
-            <b class="piece">{visible(b[first] ?? "")}</b>.
+            {first === 0
+              ? "They differ from the start."
+              : `The first ${plural(first, unit)} ${first === 1 ? "is" : "are"} equal.`}{" "}
+            One side goes on with <Next text={a[first]} />, the other with <Next text={b[first]} />.
           </>
         )}
       </p>
@@ -49,11 +59,12 @@ export function Compare() {
               ))}
             </select>
             <div class="raw-tokens">
-              {texts(node.id, node.text).map((text, i) => {
-                const p = Math.exp(recordings.get(node.id)?.tokens[i]?.logprob ?? 0);
-                const look = i < first ? "token" : i === first ? "token difference" : `token heat-${heat(p)}`;
+              {(side === 0 ? a : b).map((text, i) => {
+                const p = isRecorded ? Math.exp(tokens[side]![i]!.logprob) : null;
+                const rest = p === null ? "token" : `token heat-${heat(p)}`;
+                const look = i < first ? "token" : i === first ? "token difference" : rest;
                 return (
-                  <span key={i} class={look} title={percent(p)}>
+                  <span key={i} class={look} title={p === null ? undefined : percent(p)}>
                     {text}
                   </span>
                 );
@@ -64,4 +75,8 @@ export function Compare() {
       </div>
     </Dialog>
   );
+}
+
+function Next({ text }: { text: string | undefined }) {
+  return text === undefined ? <i>the end</i> : <b class="piece">{visible(text)}</b>;
 }

@@ -19,13 +19,14 @@ export function Composer() {
   const [text, setText] = useState("");
   const [files, setFiles] = useState<Attachment[]>([]);
   const chooser = useRef<HTMLInputElement>(null);
-  const canSend = text.trim() !== "" && !running && connection.kind === "ready" && currentModel() !== undefined;
+  const canSend =
+    (text.trim() !== "" || files.length > 0) && !running && connection.kind === "ready" && currentModel() !== undefined;
   const send = () => {
     if (!canSend) return;
     const attached = files.map((file) => `\n\n${file.name}:\n\`\`\`\n${file.text}\n\`\`\``).join("");
     setText("");
     setFiles([]);
-    void say(text.trim() + attached, shownPath(current).at(-1)?.id ?? null);
+    void say((text.trim() + attached).trim(), shownPath(current).at(-1)?.id ?? null);
   };
   const attach = async (chosen: FileList | null) => {
     for (const file of chosen ?? []) {
@@ -63,9 +64,9 @@ export function Composer() {
       <div class="field">
         <button
           type="button"
-          class="icon-button"
+          class="icon-button attach"
           aria-label="Attach a text file"
-          title="Attach a text file"
+          title="Attach a text file (a)"
           onClick={() => chooser.current?.click()}
         >
           <Icon name="clip" />
@@ -94,7 +95,7 @@ export function Composer() {
           }}
         />
         {running ? (
-          <button type="button" class="round" aria-label="Stop the reply" title="Stop (Escape)" onClick={stop}>
+          <button type="button" class="round" aria-label="Stop the reply" title="Stop (Esc)" onClick={stop}>
             <Icon name="stop" />
           </button>
         ) : (

@@ -35,7 +35,7 @@ function UserMessage({ node, isRunning }: Props) {
       <div class="actions">
         <Branches node={node} />
         <CopyButton text={node.text} label="Copy message" />
-        <button type="button" class="small" disabled={isRunning} onClick={() => setEditing(true)}>
+        <button type="button" class="small edit" title="Edit (e)" disabled={isRunning} onClick={() => setEditing(true)}>
           Edit
         </button>
       </div>

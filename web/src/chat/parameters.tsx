@@ -8,11 +8,13 @@ import { currentModel, currentPreset, set, setSettings, useApp } from "../state/
 
 const PRESET_MEANINGS: Record<string, string> = {
   "": "The defaults of the server and the model.",
-  code: "Close to the most probable token, with the tail cut.",
-  factual: "Always the most probable token.",
-  chat: "Moderate variety, and a penalty for repeated phrases.",
-  creative: "The model's own spread, with the tail cut in proportion to how sure it is.",
-  brainstorm: "Hot, and half of the time without the obvious continuations.",
+  code: "Close to the most probable token, with the tail cut: temperature 0.2, top_p 0.95.",
+  factual: "Always the most probable token: temperature 0.",
+  chat: "Moderate variety, with the tail cut: temperature 0.7, top_k 40, top_p 0.9.",
+  creative:
+    "The model's own spread, with the tail cut in proportion to how sure it is: temperature 1, min_p 0.05, presence_penalty 0.3.",
+  brainstorm:
+    "Hot, and half of the time without the obvious continuations: temperature 1.3, min_p 0.05, xtc_probability 0.5, presence_penalty 0.6.",
 };
 
 /** Largest value that a slider offers where the allowed range is wider than what is useful. */
@@ -71,16 +73,7 @@ export function Parameters() {
         placeholder="a random one for each reply"
         onChange={(seed) => setSettings({ seed })}
       />
-      <label class="block">
-        <span>Stop texts, one a line</span>
-        <textarea
-          rows={2}
-          value={settings.stop.join("\n")}
-          onInput={(event) =>
-            setSettings({ stop: event.currentTarget.value.split("\n").filter((line) => line !== "") })
-          }
-        />
-      </label>
+      <StopTexts />
       <SchemaEditor />
       <fieldset>
         <legend>What is recorded with each reply</legend>
@@ -99,6 +92,25 @@ export function Parameters() {
         Reset to the defaults
       </button>
     </Dialog>
+  );
+}
+
+/** Texts that end a reply. Empty lines are kept while they are written, and not sent. */
+function StopTexts() {
+  const { settings } = useApp();
+  const [text, setText] = useState(settings.stop.join("\n"));
+  const lines = text.split("\n").filter((line) => line !== "");
+  // Settings that were reset elsewhere are shown.
+  const value = lines.join("\n") === settings.stop.join("\n") ? text : settings.stop.join("\n");
+  const change = (written: string) => {
+    setText(written);
+    setSettings({ stop: written.split("\n").filter((line) => line !== "") });
+  };
+  return (
+    <label class="block">
+      <span>Stop texts, one a line</span>
+      <textarea rows={2} value={value} onInput={(event) => change(event.currentTarget.value)} />
+    </label>
   );
 }
 

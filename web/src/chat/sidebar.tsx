@@ -22,7 +22,7 @@ export function Sidebar() {
   const found = conversations.filter((conversation) => matches(conversation, words));
   return (
     <nav class={isSidebarOpen ? "sidebar open" : "sidebar"} aria-label="Conversations" id="conversations">
-      <button type="button" class="new" onClick={startConversation}>
+      <button type="button" class="new" title="New chat (n)" onClick={startConversation}>
         <Icon name="plus" /> New chat
       </button>
       <input
@@ -70,6 +70,8 @@ function matches(conversation: Conversation, words: string[]): boolean {
 function Entry({ conversation }: { conversation: Conversation }) {
   const { current } = useApp();
   const [isNaming, setNaming] = useState(false);
+  /** Whether Delete was pressed once; the second press deletes. */
+  const [isAsked, setAsked] = useState(false);
   const [title, setTitle] = useState(conversation.title);
   if (isNaming) {
     const keep = () => {
@@ -107,7 +109,7 @@ function Entry({ conversation }: { conversation: Conversation }) {
         <div class="entry-actions">
           <button
             type="button"
-            class="small"
+            class="small rename"
             onClick={() => {
               setTitle(conversation.title);
               setNaming(true);
@@ -118,8 +120,13 @@ function Entry({ conversation }: { conversation: Conversation }) {
           <button type="button" class="small" onClick={() => exportConversation(conversation)}>
             Export
           </button>
-          <button type="button" class="small danger" onClick={() => void removeConversation(conversation)}>
-            Delete
+          <button
+            type="button"
+            class="small danger delete"
+            onBlur={() => setAsked(false)}
+            onClick={() => (isAsked ? void removeConversation(conversation) : setAsked(true))}
+          >
+            {isAsked ? "Really delete" : "Delete"}
           </button>
         </div>
       )}

@@ -48,7 +48,7 @@ export function tokenClass(recording: Recording, index: number, mode: ColorMode)
     case "gap":
       return `slow-${slowness(recording, index)}`;
     case "proposal": {
-      const trace = Object.values(recording.traces).find((one) => one.position === positionIn(recording, index));
+      const trace = recording.traces[positionIn(recording, index)];
       if (!trace) return "unknown";
       return trace.proposal === null ? "" : trace.proposal.accepted ? "accepted" : "rejected";
     }

@@ -62,7 +62,7 @@ export function BeamsPanel({ recording }: PanelProps) {
         />
         <output>{length}</output>
       </div>
-      <button type="button" class="primary" onClick={() => void run()}>
+      <button type="button" class="primary search-beams" onClick={() => void run()}>
         Search
       </button>
       <p role="status" class="hint">

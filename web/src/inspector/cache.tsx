@@ -1,13 +1,13 @@
 // The KV cache: the blocks of this reply, and the work that they saved.
 
 import { promptOf } from "../api/replay";
-import { grouped } from "../parts/format";
+import type { CacheMiss, ModelCard } from "../api/types";
+import { bytesText, grouped, plural } from "../parts/format";
 import type { Recording } from "../state/conversation";
+import { state } from "../state/store";
 import type { PanelProps } from "./inspector";
 import { useLoaded } from "./load";
 
-/** Positions of a block. */
-const BLOCK = 32;
 /** Blocks that are drawn one by one. */
 const MAX_DRAWN = 2048;
 
@@ -18,10 +18,12 @@ export function CachePanel({ recording }: PanelProps) {
   const cached = pellucid.cached_tokens;
   const prompt = usage.prompt_tokens;
   const generated = usage.completion_tokens || numReply;
+  const block = blockOf(recording);
   return (
     <>
-      <BlockMap prompt={prompt} cached={cached} generated={generated} />
+      <BlockMap block={block} prompt={prompt} cached={cached} generated={generated} />
       <dl class="pairs">
+        <Memory block={block} positions={prompt + generated} shared={cached} />
         <div>
           <dt>from the prefix cache</dt>
           <dd>
@@ -44,21 +46,55 @@ export function CachePanel({ recording }: PanelProps) {
       <h3>What the cache saves</h3>
       <Costs prompt={prompt} cached={cached} generated={generated} />
       <p class="hint">
-        A number of rows is the number of tokens that pass through all layers. Only whole blocks of {BLOCK} are reused,
-        and only those of your own requests.
+        A number of rows is the number of tokens that pass through all layers. Only whole blocks of {block.positions}{" "}
+        tokens are reused, and only those of your own requests or of a prompt that the operator shares. All blocks are
+        in memory, none on disk.
       </p>
-      {whyNot(recording, cached, prompt)}
+      {(pellucid.cache_misses ?? []).map((miss, i) => (
+        <WhyNot key={i} miss={miss} />
+      ))}
     </>
+  );
+}
+
+type Block = NonNullable<ModelCard["kv_block"]>;
+
+/** The size of a block of the model that wrote the reply. A model that is not loaded does not tell its bytes. */
+function blockOf(recording: Recording): Block {
+  const model = state.models.find((card) => card.id === recording.request["model"]);
+  return model?.kv_block ?? { positions: 32, bytes: 0 };
+}
+
+/** Memory of the blocks that a reply used. */
+function Memory({ block, positions, shared }: { block: Block; positions: number; shared: number }) {
+  const size = (count: number) => bytesText(Math.ceil(count / block.positions) * block.bytes);
+  if (block.bytes === 0) return null;
+  return (
+    <div>
+      <dt>memory</dt>
+      <dd>
+        {size(positions)} in blocks of {bytesText(block.bytes)}
+        {shared > 0 && `, ${size(shared)} of it shared with earlier replies`}
+      </dd>
+    </div>
   );
 }
 
 /** While a reply runs, only the length of its prompt and its tokens so far are known. */
 function Unfinished({ recording }: { recording: Recording }) {
   const prompt = useLoaded(() => promptOf(recording), [recording]);
+  const block = blockOf(recording);
   const generated = recording.tokens.length - recording.inherited;
   return (
     <>
-      {prompt.kind === "ready" && <BlockMap prompt={prompt.value.tokens.count} cached={0} generated={generated} />}
+      {prompt.kind === "ready" && (
+        <>
+          <BlockMap block={block} prompt={prompt.value.tokens.count} cached={null} generated={generated} />
+          <dl class="pairs">
+            <Memory block={block} positions={prompt.value.tokens.count + generated} shared={0} />
+          </dl>
+        </>
+      )}
       <p class="hint">
         {recording.endAt === null
           ? "The server tells at the end of the reply which blocks came from the cache."
@@ -68,26 +104,72 @@ function Unfinished({ recording }: { recording: Recording }) {
   );
 }
 
-function whyNot({ inherited }: Recording, cached: number, prompt: number) {
-  if (cached >= Math.floor((prompt - 1) / BLOCK) * BLOCK) return null;
+/** Says why the rest of the prompt was computed. */
+function WhyNot({ miss }: { miss: CacheMiss }) {
   return (
-    <p class="hint">
-      {inherited > 0 ? "Not every block before the branch was found. " : ""}A block is computed if its text is new, if
-      it was evicted, or if the request has another cache_salt. The server does not say yet which of them it was.
-    </p>
+    <section class="why-not">
+      <h3>Why no more was reused</h3>
+      <p>{reasonOf(miss)}</p>
+      {miss.reason === "differs" && (
+        <table class="prompt-difference">
+          <tbody>
+            <tr>
+              <th scope="row">this prompt</th>
+              <td>
+                …{miss.before}
+                <mark>{miss.prompt}</mark>
+              </td>
+            </tr>
+            <tr>
+              <th scope="row">cached</th>
+              <td>
+                …{miss.before}
+                <mark>{miss.cached}</mark>
+              </td>
+            </tr>
+          </tbody>
+        </table>
+      )}
+    </section>
   );
 }
 
-function BlockMap({ prompt, cached, generated }: { prompt: number; cached: number; generated: number }) {
-  const numBlocks = Math.min(MAX_DRAWN, Math.ceil((prompt + generated) / BLOCK));
+function reasonOf({ reason, reused_tokens: reused, position }: CacheMiss): string {
+  switch (reason) {
+    case "differs":
+      return `Token ${position} differs from that of your nearest cached prompt, so its block and all after it were computed.`;
+    case "evicted":
+      return `The block after ${reused} tokens was cached and has been evicted, because its memory was needed.`;
+    case "other_salt":
+      return `The block after ${reused} tokens is cached under another cache_salt, which this request may not use.`;
+    case "no_snapshot":
+      return `The block after ${reused} tokens is cached, but no snapshot of the model's recurrent state is.`;
+    case "new":
+      return reused === 0
+        ? "No prompt of yours with this beginning is cached."
+        : `No cached prompt of yours goes on after ${reused} tokens.`;
+  }
+}
+
+interface MapProps {
+  block: Block;
+  prompt: number;
+  /** Tokens from the prefix cache; null while the server has not told. */
+  cached: number | null;
+  generated: number;
+}
+
+function BlockMap({ block, prompt, cached, generated }: MapProps) {
+  const size = block.positions;
+  const numBlocks = Math.min(MAX_DRAWN, Math.ceil((prompt + generated) / size));
   const kinds = Array.from({ length: numBlocks }, (_, i) => {
-    const start = i * BLOCK;
-    if (start + BLOCK <= cached) return "cached";
+    const start = i * size;
+    if (start + size <= (cached ?? 0)) return "cached";
     return start < prompt ? "prompt" : "reply";
   });
   const counts = (kind: string) => kinds.filter((one) => one === kind).length;
-  const last = (prompt + generated) % BLOCK || BLOCK;
-  const label = `${numBlocks} blocks: ${counts("cached")} from the cache, ${counts("prompt")} of the prompt, ${counts("reply")} of the reply`;
+  const last = (prompt + generated) % size || size;
+  const label = `${plural(numBlocks, "block")}: ${counts("cached")} from the cache, ${counts("prompt")} of the prompt, ${counts("reply")} of the reply`;
   return (
     <figure class="blocks-figure">
       <div class="blocks" role="img" aria-label={label}>
@@ -95,17 +177,22 @@ function BlockMap({ prompt, cached, generated }: { prompt: number; cached: numbe
           <span
             key={i}
             class={`kv-block ${kind}`}
-            title={`positions ${i * BLOCK} to ${i * BLOCK + (i === numBlocks - 1 ? last : BLOCK) - 1}`}
+            title={`positions ${i * size} to ${i * size + (i === numBlocks - 1 ? last : size) - 1}`}
           >
-            {i === numBlocks - 1 && last < BLOCK && (
-              <span class="free" style={{ width: `${100 * (1 - last / BLOCK)}%` }} />
+            {i === numBlocks - 1 && last < size && (
+              <span class="free" style={{ width: `${100 * (1 - last / size)}%` }} />
             )}
           </span>
         ))}
       </div>
       <figcaption class="legend">
-        <span class="swatch cached" /> from the prefix cache <span class="swatch prompt" /> computed for the prompt{" "}
-        <span class="swatch reply" /> written with the reply
+        {cached !== null && (
+          <>
+            <span class="swatch cached" /> shared: from the prefix cache{" "}
+          </>
+        )}
+        <span class="swatch prompt" /> {cached === null ? "of the prompt" : "new: computed for the prompt"}{" "}
+        <span class="swatch reply" /> new: written with the reply
       </figcaption>
     </figure>
   );

@@ -54,6 +54,13 @@ function Choice({ recording, token }: { recording: Recording; token: number }) {
       )}
       <Steps trace={trace} />
       <Draw trace={trace} />
+      {trace.guards?.map(({ guard, verdict }) => (
+        <p key={guard} class="hint">
+          {verdict === "passed"
+            ? `The guard ${guard} passed it.`
+            : `The guard ${guard} failed, and failures pass here.`}
+        </p>
+      ))}
       <WhatIf recording={recording} token={token} />
     </>
   );
@@ -227,6 +234,7 @@ function Draw({ trace }: { trace: TokenTrace }) {
 const SLIDERS = [
   { name: "temperature", minimum: 0, maximum: 2, step: 0.05 },
   { name: "top_k", minimum: 0, maximum: 100, step: 1 },
+  { name: "typical_p", minimum: 0, maximum: 1, step: 0.01 },
   { name: "top_p", minimum: 0, maximum: 1, step: 0.01 },
   { name: "min_p", minimum: 0, maximum: 0.5, step: 0.01 },
 ] as const;

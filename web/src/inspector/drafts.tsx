@@ -7,6 +7,7 @@ import type { PanelProps } from "./inspector";
 
 const DRAFTERS: Record<string, string> = {
   draft: "a smaller model",
+  mtp: "a layer of the model itself, trained to guess further tokens",
   ngram: "earlier text with the same last tokens",
   suffix: "text of earlier replies",
   prediction: "the prediction of the request",
@@ -21,15 +22,15 @@ export function DraftsPanel({ recording, token }: PanelProps) {
   const hasTraces = Object.keys(recording.traces).length > 0;
   return (
     <>
-      {speculation.drafted === 0 && (
-        <p>
-          {speculation.note ??
-            "No tokens were drafted for this reply. `pellucid serve --speculate ngram` lets the server guess from earlier text.".replaceAll(
-              "`",
-              "",
-            )}
-        </p>
-      )}
+      {speculation.drafted === 0 &&
+        (speculation.note ? (
+          <p>No tokens were drafted: {speculation.note}.</p>
+        ) : (
+          <p>
+            No tokens were drafted for this reply. With <code>pellucid serve --speculate ngram</code> the server guesses
+            from earlier text.
+          </p>
+        ))}
       {speculation.drafted > 0 && (
         <table class="counts">
           <thead>
@@ -60,10 +61,13 @@ export function DraftsPanel({ recording, token }: PanelProps) {
           </tbody>
         </table>
       )}
+      {trace && !trace.proposal && <p>Nothing was proposed for this token.</p>}
       {trace?.proposal && (
         <p>
-          For this token <b>{trace.proposal.drafter}</b> proposed <b class="piece">{visible(trace.proposal.text)}</b>,
-          and the model {trace.proposal.accepted ? "chose it as well" : "chose another"}.
+          For this token <b>{trace.proposal.drafter}</b>
+          {DRAFTERS[trace.proposal.drafter] && ` (${DRAFTERS[trace.proposal.drafter]})`} proposed{" "}
+          <b class="piece">{visible(trace.proposal.text)}</b>, and the model{" "}
+          {trace.proposal.accepted ? "chose it as well" : "chose another"}.
         </p>
       )}
       {hasTraces ? (

@@ -10,6 +10,7 @@ import { BeamsPanel } from "./beams";
 import { CachePanel } from "./cache";
 import { ChoicePanel } from "./choice";
 import { DraftsPanel } from "./drafts";
+import { InsidePanel } from "./inside";
 import { OddsPanel } from "./odds";
 import { RequestPanel } from "./request";
 import { TimePanel } from "./time";
@@ -20,18 +21,28 @@ import { Walk } from "./walk";
 const CAPTIONS: Record<Tab, [string, string]> = {
   tokens: [
     "Tokens",
-    "The model reads no letters: a template wraps your messages, and the tokenizer cuts the text into ids.",
+    "The model reads no letters: the tokenizer cuts your text, and what the model's template adds, into numbered pieces.",
   ],
   choice: ["Choice", "Each step of the sampler changes or cuts the model's probabilities; the last one draws a token."],
   odds: ["Odds", "The probability that the model gave each token, and the tokens it might have written instead."],
-  cache: ["Cache", "Keys and values of earlier tokens are kept in blocks of 32, so that only new tokens are computed."],
-  time: ["Time", "Where the time went: waiting, prefill of the prompt, then one step for each token."],
+  inside: [
+    "Inside",
+    "Each layer refines a guess of the next token, and attention decides which earlier tokens it looks at.",
+  ],
+  cache: ["Cache", "Keys and values of earlier tokens are kept in blocks, so that each step computes new tokens only."],
+  time: [
+    "Time",
+    "Where the time went: waiting, prefill of the prompt, then a step for each token, or for several where drafts are right.",
+  ],
   drafts: [
     "Drafts",
     "A drafter guesses several tokens ahead; the model checks them in one step and keeps what it would have chosen.",
   ],
   beams: ["Beams", "Beam search keeps the most probable continuations side by side instead of drawing one."],
-  request: ["Request", "What was sent, and every setting that was in effect: the same request gives the same bytes."],
+  request: [
+    "Request",
+    "What was sent, and every setting that was in effect: the same request to the same server gives the same bytes.",
+  ],
 };
 
 export interface PanelProps {
@@ -46,7 +57,10 @@ export function Inspector() {
   const node = inspected ? current.nodes[inspected.node] : undefined;
   const recording = inspected ? recordings.get(inspected.node) : undefined;
   const id = inspected?.node;
+  const body = useRef<HTMLDivElement>(null);
   useEffect(() => heading.current?.focus({ preventScroll: true }), [id]);
+  // Another tab, or a station of the walk, begins at its top.
+  useEffect(() => void body.current?.scrollTo(0, 0), [tab, walk]);
   if (!inspected || !node || !recording) return null;
   const props: PanelProps = { node, recording, token: inspected.token };
   return (
@@ -66,7 +80,14 @@ export function Inspector() {
         </button>
       </header>
       <Tabs tab={tab} />
-      <div class="panel-body" role="tabpanel" id="inspector-panel" aria-labelledby={`tab-${tab}`} tabIndex={0}>
+      <div
+        class="panel-body"
+        role="tabpanel"
+        id="inspector-panel"
+        aria-labelledby={`tab-${tab}`}
+        tabIndex={0}
+        ref={body}
+      >
         {walk !== null && <Walk station={walk} />}
         <p class="caption">{CAPTIONS[tab][1]}</p>
         <Panel tab={tab} {...props} />
@@ -83,6 +104,8 @@ function Panel({ tab, ...props }: PanelProps & { tab: Tab }) {
       return <ChoicePanel {...props} />;
     case "odds":
       return <OddsPanel {...props} />;
+    case "inside":
+      return <InsidePanel {...props} />;
     case "cache":
       return <CachePanel {...props} />;
     case "time":

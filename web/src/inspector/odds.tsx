@@ -4,7 +4,7 @@ import { tokenize } from "../api/client";
 import { percent, visible } from "../parts/format";
 import { branch, inspect } from "../state/actions";
 import type { Node, Recording, Token } from "../state/conversation";
-import { notify, setSettings, useApp } from "../state/store";
+import { notify, set, setSettings, useApp } from "../state/store";
 import { heat } from "../chat/tokens";
 import type { PanelProps } from "./inspector";
 
@@ -162,5 +162,7 @@ async function branchAt(node: Node, recording: Recording, token: number, other: 
   const bytes = [...new TextEncoder().encode(other.text)];
   const given: Token = { ...recording.tokens[token]!, id: other.id, text: other.text, bytes, logprob: other.logprob };
   const text = new TextDecoder().decode(new Uint8Array(before.flatMap((one) => one.bytes))) + other.text;
+  // A narrow window shows the inspector over the messages, where the branch appears.
+  if (matchMedia("(max-width: 56rem)").matches) set({ inspected: null, walk: null });
   branch(node, { text, tokens: [...before, given].map((one) => ({ ...one, at: 0 })) });
 }

@@ -1,15 +1,15 @@
 // Time: a waterfall of the request, and the gaps between tokens.
 
 import { gapOf, medianGap } from "../chat/tokens";
-import { grouped, milliseconds } from "../parts/format";
+import { grouped, milliseconds, plural } from "../parts/format";
 import { inspect } from "../state/actions";
 import type { Recording } from "../state/conversation";
+import { setSettings, useApp } from "../state/store";
 import type { PanelProps } from "./inspector";
 
 export function TimePanel({ node, recording, token }: PanelProps) {
   const { pellucid } = recording;
   const timings = pellucid?.timings;
-  const perToken = timings?.time_per_output_token_ms;
   return (
     <>
       <Waterfall recording={recording} />
@@ -22,7 +22,7 @@ export function TimePanel({ node, recording, token }: PanelProps) {
         </div>
         <div>
           <dt>tokens per second</dt>
-          <dd>{perToken ? (1000 / perToken).toFixed(1) : "–"}</dd>
+          <dd>{(timings ? timings.tokens_per_second : liveSpeed(recording))?.toFixed(1) ?? "–"}</dd>
         </div>
         <div>
           <dt>whole reply</dt>
@@ -32,6 +32,8 @@ export function TimePanel({ node, recording, token }: PanelProps) {
         </div>
       </dl>
       <Gaps node={node.id} recording={recording} token={token} />
+      {timings?.gaps && <ServerGaps bounds={timings.gaps.bounds_ms} counts={timings.gaps.counts} />}
+      <BatchSizes recording={recording} />
     </>
   );
 }
@@ -41,14 +43,43 @@ interface Span {
   start: number;
   length: number;
   note: string;
+  /** Whether it is the sum of pieces that lie within or beside other spans. */
+  isShare?: boolean;
+}
+
+/** Tokens a second so far, as they arrived here. */
+function liveSpeed({ tokens, inherited, firstAt }: Recording): number | null {
+  const seconds = ((tokens.at(-1)?.at ?? 0) - (firstAt ?? 0)) / 1000;
+  return seconds > 0 ? (tokens.length - inherited - 1) / seconds : null;
+}
+
+/** Spans of a reply that runs or was stopped: what this page has seen of it. */
+function seenSpans({ tokens, inherited, firstAt }: Recording): Span[] {
+  if (firstAt === null) return [];
+  const numTokens = tokens.length - inherited;
+  return [
+    {
+      name: "first token",
+      start: 0,
+      length: firstAt,
+      note: "network, queue and prefill; the server tells their shares at the end",
+    },
+    {
+      name: "decode",
+      start: firstAt,
+      length: Math.max(0, (tokens.at(-1)?.at ?? 0) - firstAt),
+      note: `${plural(numTokens, "token")} so far`,
+    },
+  ];
 }
 
 /** Spans of a request. The server's clock starts when it has read the request; the rest is network and parsing. */
 function spansOf(recording: Recording): Span[] {
   const { pellucid, usage, firstAt, endAt, tokens } = recording;
-  if (!pellucid || firstAt === null || endAt === null) return [];
-  const { queue_ms: queue, time_to_first_token_ms: first, decode_ms: decode } = pellucid.timings;
-  const prefill = Math.max(0, (first ?? 0) - queue);
+  if (!pellucid || firstAt === null || endAt === null) return seenSpans(recording);
+  const { queue_ms: queue, prefill_ms, time_to_first_token_ms: first, decode_ms: decode } = pellucid.timings;
+  const { sampling_ms: sampling, guard_ms: guard } = pellucid.timings;
+  const prefill = prefill_ms ?? 0;
   const before = Math.max(0, firstAt - (first ?? 0));
   const computed = (usage?.prompt_tokens ?? 0) - pellucid.cached_tokens;
   const numDecoded = Math.max(0, (usage?.completion_tokens ?? tokens.length) - 1);
@@ -66,8 +97,10 @@ function spansOf(recording: Recording): Span[] {
       name: "decode",
       start: before + queue + prefill,
       length: decode,
-      note: `${grouped(numDecoded)} tokens after the first`,
+      note: `${plural(numDecoded, "token")} after the first`,
     },
+    ...shareOf("sampling", "choosing the tokens, in all steps together", before + queue + prefill, sampling),
+    ...shareOf("guard", "judging prompt and reply, beside the steps", 0, guard),
     {
       name: "delivery",
       start: Math.min(decodeEnd, endAt),
@@ -77,9 +110,14 @@ function spansOf(recording: Recording): Span[] {
   ];
 }
 
+/** The span of a sum of times; none if the server did not tell it. */
+function shareOf(name: string, note: string, start: number, length: number | null | undefined): Span[] {
+  return length === null || length === undefined ? [] : [{ name, start, length, note, isShare: true }];
+}
+
 function Waterfall({ recording }: { recording: Recording }) {
   const spans = spansOf(recording);
-  if (spans.length === 0) return <p class="hint">The server tells its times at the end of the reply.</p>;
+  if (spans.length === 0) return <p class="hint">Waiting for the first token.</p>;
   const total = Math.max(...spans.map((span) => span.start + span.length));
   return (
     <table class="waterfall">
@@ -93,7 +131,7 @@ function Waterfall({ recording }: { recording: Recording }) {
             <td>
               <span class="lane">
                 <span
-                  class={`span ${span.name.split(",")[0]}`}
+                  class={`span ${span.name.split(/[, ]/)[0]}${span.isShare ? " share" : ""}`}
                   style={{
                     left: `${(100 * span.start) / total}%`,
                     width: `${Math.max(0.6, (100 * span.length) / total)}%`,
@@ -187,5 +225,83 @@ function Histogram({ gaps, limit }: { gaps: number[]; limit: number }) {
         </text>
       </svg>
     </figure>
+  );
+}
+
+/** The server's own histogram of gaps between the steps that gave the reply tokens. */
+function ServerGaps({ bounds, counts }: { bounds: number[]; counts: number[] }) {
+  const shown = counts.map((count, i) => ({ count, i })).filter(({ count }) => count > 0);
+  if (shown.length === 0) return null;
+  const most = Math.max(...counts);
+  const name = (i: number) =>
+    i < bounds.length ? `up to ${milliseconds(bounds[i])}` : `over ${milliseconds(bounds.at(-1))}`;
+  return (
+    <section>
+      <h3>Gaps in the server</h3>
+      <table class="costs gaps">
+        <tbody>
+          {shown.map(({ count, i }) => (
+            <tr key={i}>
+              <th scope="row">{name(i)}</th>
+              <td>
+                <span class="bar">
+                  <span class="fill" style={{ width: `${(100 * count) / most}%` }} />
+                  <span class="value">{grouped(count)}</span>
+                </span>
+              </td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+/** The number of sequences in each step, which traces record. */
+function BatchSizes({ recording }: { recording: Recording }) {
+  const { settings } = useApp();
+  const sizes = Object.entries(recording.traces)
+    .map(([position, trace]) => ({ position: Number(position), size: trace.batch_size ?? 0 }))
+    .sort((a, b) => a.position - b.position);
+  const most = Math.max(1, ...sizes.map(({ size }) => size));
+  const width = Math.max(2, Math.min(12, 480 / Math.max(1, sizes.length)));
+  return (
+    <section>
+      <h3>The batch</h3>
+      {sizes.length === 0 ? (
+        <p class="hint">
+          How many sequences ran in each step is known only for replies whose steps were recorded.{" "}
+          {!settings.recordsTraces && (
+            <button type="button" class="small" onClick={() => setSettings({ recordsTraces: true })}>
+              Record the steps from now on
+            </button>
+          )}
+        </p>
+      ) : (
+        <figure class="chart batch">
+          <div class="scroll" tabIndex={0} role="region" aria-label="Sequences in each step">
+            <svg width={width * sizes.length} height={56} role="img" aria-label={`At most ${most} sequences in a step`}>
+              {sizes.map(({ position, size }, i) => (
+                <rect
+                  key={position}
+                  class="mark"
+                  data-size={size}
+                  x={i * width}
+                  y={54 - (52 * size) / most}
+                  width={Math.max(1, width - 1)}
+                  height={(52 * size) / most}
+                >
+                  <title>{`${size} sequences`}</title>
+                </rect>
+              ))}
+            </svg>
+          </div>
+          <figcaption>
+            Sequences that ran in the step of each token, this one included; at most {most}. They share the work of
+            reading the weights, and change none of its bits.
+          </figcaption>
+        </figure>
+      )}
+    </section>
   );
 }

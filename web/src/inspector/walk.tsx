@@ -25,6 +25,11 @@ export const STATIONS: Station[] = [
     text: "Prefill passes all tokens of the prompt through the model together and keeps their keys and values. Blocks that are already known are not computed again.",
   },
   {
+    tab: "inside",
+    title: "Layer by layer",
+    text: "Every layer adds to what the model knows at a position, and its attention fetches from earlier tokens. The guess of the next token often settles only in the last layers.",
+  },
+  {
     tab: "odds",
     title: "A probability for every token",
     text: "At each position the model gives a probability to every token it knows. Tall bars are tokens it was sure of; click a short one.",
@@ -51,9 +56,14 @@ export const STATIONS: Station[] = [
   },
 ];
 
+/** Goes to a station; the walk ends after the last one. */
+export function walkTo(station: number): void {
+  if (station >= STATIONS.length) set({ walk: null });
+  else set({ walk: Math.max(0, station), tab: STATIONS[Math.max(0, station)]!.tab });
+}
+
 export function Walk({ station }: { station: number }) {
   const current = STATIONS[station]!;
-  const go = (to: number) => (to >= STATIONS.length ? set({ walk: null }) : set({ walk: to, tab: STATIONS[to]!.tab }));
   return (
     <section class="walk" aria-label="Guided walk">
       <p class="progress">
@@ -62,10 +72,10 @@ export function Walk({ station }: { station: number }) {
       <h3>{current.title}</h3>
       <p aria-live="polite">{current.text}</p>
       <div class="actions shown">
-        <button type="button" class="small" disabled={station === 0} onClick={() => go(station - 1)}>
+        <button type="button" class="small" disabled={station === 0} onClick={() => walkTo(station - 1)}>
           Back
         </button>
-        <button type="button" class="small primary" onClick={() => go(station + 1)}>
+        <button type="button" class="small primary" onClick={() => walkTo(station + 1)}>
           {station === STATIONS.length - 1 ? "Finish" : "Next"}
         </button>
         <button type="button" class="small" onClick={() => set({ walk: null })}>

@@ -1,11 +1,14 @@
-// The operator's view: load, memory, speed and latency from `/metrics`, which Prometheus reads too.
+// The operator's view: load, memory, speed and latency from `/metrics`, which Prometheus reads too, and the requests
+// that run.
 
 import { useEffect, useState } from "preact/hooks";
-import { ApiError, text } from "../api/client";
+import { ApiError, json, text } from "../api/client";
 import { type Metrics, parseMetrics, quantile, total } from "../api/metrics";
-import { grouped, milliseconds } from "../parts/format";
+import type { RunningRequests } from "../api/types";
+import { bytesText, grouped, milliseconds } from "../parts/format";
 import { set, useApp } from "../state/store";
 import { LineChart } from "./chart";
+import { Requests } from "./requests";
 
 const PERIOD_MS = 2000;
 /** Readings that are kept: five minutes. */
@@ -22,17 +25,22 @@ let kept: Reading[] = [];
 export function Operations() {
   const [readings, setReadings] = useState<Reading[]>(kept);
   const [failure, setFailure] = useState<ApiError | null>(null);
+  const [requests, setRequests] = useState<RunningRequests | null>(null);
+  const read = async () => {
+    try {
+      const [list, metrics] = await Promise.all([
+        json<RunningRequests>("/requests"),
+        text("/metrics", { accept: "text/plain" }),
+      ]);
+      kept = [...kept.slice(1 - NUM_READINGS), { at: performance.now(), metrics: parseMetrics(metrics) }];
+      setRequests(list);
+      setReadings(kept);
+      setFailure(null);
+    } catch (error) {
+      setFailure(error as ApiError);
+    }
+  };
   useEffect(() => {
-    const read = async () => {
-      try {
-        const metrics = parseMetrics(await text("/metrics", { accept: "text/plain" }));
-        kept = [...kept.slice(1 - NUM_READINGS), { at: performance.now(), metrics }];
-        setReadings(kept);
-        setFailure(null);
-      } catch (error) {
-        setFailure(error as ApiError);
-      }
-    };
     void read();
     const timer = setInterval(() => void read(), PERIOD_MS);
     return () => clearInterval(timer);
@@ -43,6 +51,7 @@ export function Operations() {
       <h1>Operations</h1>
       {failure && <Failure failure={failure} />}
       {last && <Charts readings={readings} />}
+      {last && requests && <Requests list={requests} onChange={() => void read()} />}
       {last && <Tables metrics={last.metrics} />}
       {!last && !failure && (
         <p class="hint" role="status">
@@ -97,7 +106,7 @@ function Charts({ readings }: { readings: Reading[] }) {
         title="Tokens per second"
         format={speed}
         series={[
-          { name: "generated", values: rate("pellucid_generated_tokens_total") },
+          { name: "generated", values: rate("pellucid_computed_output_tokens_total") },
           { name: "prefill", values: rate("pellucid_computed_prompt_tokens_total") },
         ]}
       />
@@ -113,8 +122,8 @@ function Charts({ readings }: { readings: Reading[] }) {
         title="Gap between tokens"
         format={time}
         series={[
-          { name: "median", values: times("pellucid_time_per_output_token_seconds", 0.5) },
-          { name: "95 %", values: times("pellucid_time_per_output_token_seconds", 0.95) },
+          { name: "median", values: times("pellucid_inter_token_seconds", 0.5) },
+          { name: "95 %", values: times("pellucid_inter_token_seconds", 0.95) },
         ]}
       />
       <LineChart
@@ -142,7 +151,7 @@ function Tables({ metrics }: { metrics: Metrics }) {
   const { models } = useApp();
   const outcomes = metrics.get("pellucid_requests_total") ?? [];
   const tenants = [...new Set(outcomes.map((sample) => sample.labels["tenant"] ?? ""))];
-  const names = ["completed", "cancelled", "timed_out", "limited", "failed"];
+  const names = ["completed", "cancelled", "cancelled_by_operator", "timed_out", "limited", "failed"];
   const count = (tenant: string, outcome: string) =>
     outcomes.find(({ labels }) => labels["tenant"] === tenant && labels["outcome"] === outcome)?.value ?? 0;
   const prompts = total(metrics, "pellucid_prompt_tokens_total");
@@ -158,7 +167,7 @@ function Tables({ metrics }: { metrics: Metrics }) {
                 <th scope="col">tenant</th>
                 {names.map((name) => (
                   <th key={name} scope="col">
-                    {name.replace("_", " ")}
+                    {name.replaceAll("_", " ")}
                   </th>
                 ))}
               </tr>
@@ -177,6 +186,7 @@ function Tables({ metrics }: { metrics: Metrics }) {
         </div>
         {tenants.length === 0 && <p class="hint">No requests yet.</p>}
       </section>
+      <TenantMemory metrics={metrics} />
       <section class="card">
         <h2>Since the start</h2>
         <dl class="pairs">
@@ -212,12 +222,56 @@ function Tables({ metrics }: { metrics: Metrics }) {
         <ul>
           {models.map((model) => (
             <li key={model.id}>
-              <b>{model.id}</b>, context of {grouped(model.max_model_len)} tokens,{" "}
-              <code>{model.system_fingerprint}</code>
+              <b>{model.id}</b>, {bytesText(memoryOf(metrics, model.id))}, context of {grouped(model.max_model_len)}{" "}
+              tokens, <code>{model.system_fingerprint}</code>
             </li>
           ))}
         </ul>
       </section>
     </>
+  );
+}
+
+function memoryOf(metrics: Metrics, model: string): number {
+  const samples = metrics.get("pellucid_model_memory_bytes") ?? [];
+  return samples.find(({ labels }) => labels["model"] === model)?.value ?? 0;
+}
+
+/** KV memory that each tenant holds in all models. */
+function TenantMemory({ metrics }: { metrics: Metrics }) {
+  const samples = metrics.get("pellucid_tenant_kv_bytes") ?? [];
+  const tenants = [...new Set(samples.map(({ labels }) => labels["tenant"] ?? ""))];
+  const states = ["in_use", "reserved", "idle"];
+  const bytes = (tenant: string, state: string) =>
+    samples
+      .filter(({ labels }) => labels["tenant"] === tenant && labels["state"] === state)
+      .reduce((sum, sample) => sum + sample.value, 0);
+  return (
+    <section class="card tenant-memory">
+      <h2>KV memory by tenant</h2>
+      <div class="table" tabIndex={0}>
+        <table>
+          <thead>
+            <tr>
+              <th scope="col">tenant</th>
+              <th scope="col">in use</th>
+              <th scope="col">reserved</th>
+              <th scope="col">idle in the prefix cache</th>
+            </tr>
+          </thead>
+          <tbody>
+            {tenants.map((tenant) => (
+              <tr key={tenant}>
+                <th scope="row">{tenant}</th>
+                {states.map((state) => (
+                  <td key={state}>{bytesText(bytes(tenant, state))}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {tenants.length === 0 && <p class="hint">No tenant has used the cache yet.</p>}
+    </section>
   );
 }

@@ -17,6 +17,12 @@ export function milliseconds(ms: number | null | undefined): string {
   return `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
 }
 
+/** A size in decimal units, as the server writes it. */
+export function bytesText(bytes: number): string {
+  if (bytes >= 1e9) return `${(bytes / 1e9).toFixed(2)} GB`;
+  return bytes >= 1e6 ? `${(bytes / 1e6).toFixed(1)} MB` : `${(bytes / 1e3).toFixed(1)} kB`;
+}
+
 /** Text of a token with its spaces and line ends visible. */
 export function visible(text: string): string {
   if (text === "") return "∅";

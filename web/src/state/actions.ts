@@ -37,12 +37,14 @@ export function openConversation(conversation: Conversation): void {
 
 /** Loads the recordings of the replies that are shown. */
 export async function loadRecordings(conversation: Conversation): Promise<void> {
-  for (const node of shownPath(conversation)) {
-    if (node.role !== "assistant" || state.recordings.has(node.id)) continue;
-    const recording = await database.recording(node.id);
-    if (recording) state.recordings.set(node.id, recording);
-    changed(node.id);
-  }
+  for (const node of shownPath(conversation)) if (node.role === "assistant") await loadRecording(node.id);
+}
+
+export async function loadRecording(node: string): Promise<void> {
+  if (state.recordings.has(node)) return;
+  const recording = await database.recording(node);
+  if (recording) state.recordings.set(node, recording);
+  changed(node);
 }
 
 export function saveCurrent(): void {

@@ -4,6 +4,8 @@ import { ApiError, models, requestFields, send } from "../api/client";
 import { changed, set, state } from "./store";
 
 const RETRY_MS = 3000;
+/** The longest wait before the server is asked again, whatever it says. */
+const MAX_RETRY_MS = 30_000;
 let timer: ReturnType<typeof setTimeout> | undefined;
 
 /** Asks the server what it serves. After a failure it asks again. */
@@ -24,7 +26,7 @@ export function reportFailure(error: unknown): void {
     set({ connection: { kind: "refused", message: String(error), retryAt: null } });
     return;
   }
-  const waitMs = error.retryAfterS === null ? RETRY_MS : error.retryAfterS * 1000;
+  const waitMs = error.retryAfterS === null ? RETRY_MS : Math.min(error.retryAfterS * 1000, MAX_RETRY_MS);
   const retryAt = error.isTemporary ? Date.now() + waitMs : null;
   const kind = error.needsKey
     ? "key"
@@ -39,7 +41,7 @@ export function reportFailure(error: unknown): void {
   if (kind === "key") set({ panel: "key" });
   if (retryAt === null) return;
   clearTimeout(timer);
-  timer = setTimeout(() => void check(), Math.min(waitMs, 30_000));
+  timer = setTimeout(() => void check(), waitMs);
 }
 
 async function check(): Promise<void> {

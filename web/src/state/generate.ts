@@ -3,7 +3,7 @@
 import { ApiError, canChat } from "../api/client";
 import { stream } from "../api/stream";
 import type { ChatMessage, ChatToken, Chunk, TokenTrace, ToolCall } from "../api/types";
-import { reportFailure, reportSuccess } from "./connection";
+import { connect, reportFailure, reportSuccess } from "./connection";
 import {
   type Conversation,
   type Node,
@@ -52,14 +52,25 @@ export async function askFor(conversation: Conversation, parent: string, beginni
   addNode(conversation, node);
   state.recordings.set(node.id, recording);
   const controller = new AbortController();
-  set({ running: { node: node.id, controller } });
+  set({ running: { node: node.id, controller }, spoken: "The reply is being written." });
   await save(conversation);
   await receive(node, recording, controller);
-  set({ running: null });
+  set({ running: null, spoken: spokenReply(node) });
   recording.endAt ??= recording.tokens.at(-1)?.at ?? null;
   changed(node.id);
+  // A model that was loaded for this reply tells more about itself now.
+  if (node.state === "done" && !model.kv_block) void connect();
   await save(conversation);
   await database.saveRecording(node.id, recording);
+}
+
+/** Characters of a reply that screen readers say when it ends; the rest is read in the message. */
+const MAX_SPOKEN = 1000;
+
+/** Returns what screen readers say when a reply has ended. A failure is announced where it is shown. */
+function spokenReply({ state: end, text }: Node): string {
+  if (end === "failed") return "";
+  return `${end === "stopped" ? "Stopped." : "Reply:"} ${text.slice(0, MAX_SPOKEN)}`;
 }
 
 /** Receives the stream of a reply, whatever its end. */
@@ -184,6 +195,7 @@ function requestFor(
     // The page chooses the seed, so that a reply that was stopped can be replayed too.
     seed: settings.seed ?? Math.floor(Math.random() * 2 ** 32),
     stream_options: { include_usage: true },
+    explain_cache: true,
   };
   const preset = currentPreset();
   if (preset !== "") body["preset"] = preset;

@@ -37,7 +37,6 @@ export interface Settings {
   /** Request the trace of every sampler step with each reply. */
   recordsTraces: boolean;
   colors: ColorMode;
-  hasSeenWelcome: boolean;
 }
 
 const NAME = "pellucid.settings";
@@ -54,7 +53,6 @@ const DEFAULTS: Settings = {
   recordsProbabilities: true,
   recordsTraces: false,
   colors: "off",
-  hasSeenWelcome: false,
 };
 
 export function loadSettings(): Settings {

@@ -7,7 +7,7 @@ import { type Settings, loadSettings, saveSettings } from "./settings";
 
 export type View = "chat" | "operations";
 export type Panel = "parameters" | "keys" | "key" | "walk" | null;
-export const TABS = ["tokens", "choice", "odds", "cache", "time", "drafts", "beams", "request"] as const;
+export const TABS = ["tokens", "choice", "odds", "inside", "cache", "time", "drafts", "beams", "request"] as const;
 export type Tab = (typeof TABS)[number];
 
 /** Whether the server can be used, and if not, why. */
@@ -37,6 +37,8 @@ export interface State {
   /** Two replies side by side. */
   compared: [string, string] | null;
   notice: string;
+  /** Text that screen readers say: that a reply is being written, and the reply. */
+  spoken: string;
 }
 
 export const state: State = {
@@ -57,6 +59,7 @@ export const state: State = {
   walk: null,
   compared: null,
   notice: "",
+  spoken: "",
 };
 
 const listeners = new Set<() => void>();
