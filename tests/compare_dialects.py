@@ -25,9 +25,10 @@ BODIES = {
     TEXT: {"model": MODEL, "prompt": "hello", "max_tokens": 1, "seed": 1},
     "/completion": {"prompt": "hello", "n_predict": 1, "seed": 1},
 }
-# Measured apart: once a tenant has stored responses, a request may name them and is read on a thread of its own.
+# Measured apart: a tenant that has stored responses may name them.
 STORED = {
     CHAT: BODIES[CHAT],
+    "/v1/responses, not stored": BODIES["/v1/responses"],
     "/v1/responses, stored": {"model": MODEL, "input": HELLO, "max_output_tokens": 1, "seed": 1},
 }
 

@@ -1,12 +1,12 @@
 """Compares the speed of embeddings with sentence-transformers on this machine's CPU, in turns.
 
-    python compare_embeddings.py PELLUCID MODEL_FOLDER [ROUNDS]
+    python compare_embeddings.py PELLUCID MODEL_FOLDER [ROUNDS [PART]]
 
 PELLUCID is the built program, MODEL_FOLDER a Hugging Face folder that both read. The packages are those of
 `crates/selftest/fixtures/requirements.txt` and sentence-transformers. Both get the same texts in the same order:
 Pellucid as one HTTP request to its server, sentence-transformers as one call in this process with its default batch
-size. Before anything is measured, the vectors are compared. Each round measures each program once; the best round
-counts, because other work on the machine only makes a program slower.
+size. Before anything is measured, the vectors are compared. Each round measures each program once; the median round
+counts, since other work on the machine slows both down. PART divides the number of texts.
 """
 
 import base64
@@ -14,6 +14,7 @@ import http.client
 import json
 import random
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -68,16 +69,17 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     try:
         for name, (num_words, count) in SHAPES.items():
+            count //= int(sys.argv[4]) if len(sys.argv) > 4 else 1
             texts = texts_of(num_words, count)
             found, tokens = server.embed(texts)
             difference = np.abs(found - encode(texts)).max()
-            best = [float("inf"), float("inf")]
+            times = [[], []]
             for _ in range(rounds):
                 for index, run in enumerate([server.embed, encode]):
                     start = time.perf_counter()
                     run(texts)
-                    best[index] = min(best[index], time.perf_counter() - start)
-            ours, theirs = (tokens / seconds for seconds in best)
+                    times[index].append(time.perf_counter() - start)
+            ours, theirs = (tokens / statistics.median(seconds) for seconds in times)
             speeds = f"{ours:,.0f} | {theirs:,.0f} | {ours / theirs:.2f}"
             print(f"| {name} | {tokens / count:.0f} | {difference:.1e} | {speeds} |", flush=True)
     finally:

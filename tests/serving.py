@@ -56,59 +56,16 @@ def tenant(name, key, **limits):
     return {"name": name, "keys": [key], **limits}
 
 
-class Server:
-    """A server on a free port, stopped at the end of the `with` block."""
+class Client:
+    """Requests to a server at an address."""
 
-    def __init__(self, binaries, model, *flags, tenants=None, tls=None):
-        self.scratch = tempfile.TemporaryDirectory()
-        command = [binaries / "pellucid", "serve", "--model", model, "--served-model-name", MODEL, "--port", "0"]
-        command += ["--log-format", "json", *flags]
-        if tenants:
-            keys = Path(self.scratch.name) / "keys.json"
-            keys.write_text(json.dumps({"tenant": tenants}))
-            command += ["--keys-file", keys]
-        environment = {"PATH": os.environ["PATH"], "PELLUCID_HOME": self.scratch.name}
-        self.process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, env=environment)
-        self.log = []
-        self.url = None
-        for line in self.process.stderr:
-            self.log.append(line.decode())
-            try:
-                fields = json.loads(line)
-            except ValueError:
-                continue
-            if fields.get("message") == "listening":
-                self.url = fields["url"]
-                break
-        assert self.url, "".join(self.log)
-        self.host, port = self.url.split("://")[1].rsplit(":", 1)
+    def __init__(self, url, tls=None):
+        self.url = url
+        self.host, port = url.split("://")[1].rsplit(":", 1)
         self.port = int(port)
         # The SSL context for clients, if the server has a certificate.
         self.tls = tls
-        # The pipe must be read, or the server would block.
-        self.reader = threading.Thread(target=lambda: self.log.extend(line.decode() for line in self.process.stderr))
-        self.reader.start()
         self.local = threading.local()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.send_signal(signal.SIGTERM)
-        self.end()
-
-    def end(self):
-        """Waits until the server has ended, and returns its exit status."""
-        try:
-            status = self.process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            raise
-        self.reader.join()
-        self.scratch.cleanup()
-        return status
 
     def connect(self):
         if self.tls:
@@ -163,3 +120,56 @@ class Server:
         values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
         assert values, f"/metrics has no {name}"
         return sum(values)
+
+
+class Server(Client):
+    """A server on a free port, stopped at the end of the `with` block."""
+
+    def __init__(self, binaries, model, *flags, tenants=None, tls=None, name=MODEL):
+        self.scratch = tempfile.TemporaryDirectory()
+        command = [binaries / "pellucid", "serve", "--model", model, "--port", "0"]
+        # Several models have names of their own.
+        command += ["--served-model-name", name] if name else []
+        command += ["--log-format", "json", *flags]
+        if tenants:
+            keys = Path(self.scratch.name) / "keys.json"
+            keys.write_text(json.dumps({"tenant": tenants}))
+            command += ["--keys-file", keys]
+        environment = {"PATH": os.environ["PATH"], "PELLUCID_HOME": self.scratch.name}
+        self.process = subprocess.Popen([str(word) for word in command], stderr=subprocess.PIPE, env=environment)
+        self.log = []
+        url = None
+        for line in self.process.stderr:
+            self.log.append(line.decode())
+            try:
+                fields = json.loads(line)
+            except ValueError:
+                continue
+            if fields.get("message") == "listening":
+                url = fields["url"]
+                break
+        assert url, "".join(self.log)
+        super().__init__(url, tls)
+        # The pipe must be read, or the server would block.
+        self.reader = threading.Thread(target=lambda: self.log.extend(line.decode() for line in self.process.stderr))
+        self.reader.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(signal.SIGTERM)
+        self.end()
+
+    def end(self):
+        """Waits until the server has ended, and returns its exit status."""
+        try:
+            status = self.process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        self.reader.join()
+        self.scratch.cleanup()
+        return status

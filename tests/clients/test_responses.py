@@ -1,5 +1,8 @@
 """OpenAI's Responses API through the official client, used as in its documentation; only the base URL differs."""
 
+import time
+
+import litellm
 import openai
 import pytest
 
@@ -87,14 +90,56 @@ def test_responses_are_stored(client, create, guarded):
     assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
+def test_a_background_response_is_polled_streamed_again_and_cancelled(client, create):
+    expected = create()
+    response = create(background=True)
+    assert response.background and response.status == "queued"
+    deadline = time.monotonic() + TIMEOUT_S
+    while response.status in ("queued", "in_progress") and time.monotonic() < deadline:
+        time.sleep(0.02)
+        response = client.responses.retrieve(response.id)
+        type(response).model_validate(response.to_dict())
+    assert response.output_text == expected.output_text
+    live = list(create(background=True, stream=True))
+    id = live[-1].response.id
+    assert [event.type for event in live[:3]] == ["response.created", "response.queued", "response.in_progress"]
+    for event in live:
+        type(event).model_validate(event.to_dict())
+    # A client that lost its connection after an event continues there.
+    for last in (0, 5, len(live) - 2):
+        rest = list(client.responses.retrieve(id, stream=True, starting_after=last))
+        assert [event.to_dict() for event in rest] == [event.to_dict() for event in live[last + 1:]]
+    running = create(background=True, max_output_tokens=4000)
+    cancelled = client.responses.cancel(running.id)
+    assert cancelled.status == "cancelled" == client.responses.retrieve(running.id).status
+    type(cancelled).model_validate(cancelled.to_dict())
+
+
 def test_refusals_name_the_field(create):
     image = {"type": "input_image", "image_url": "a"}
     for fields, param in [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
         ({"truncation": "auto"}, "truncation"),
         ({"input": [{"role": "user", "content": [image]}]}, "input[0].content[0].type"),
     ]:
         with pytest.raises(openai.BadRequestError) as refused:
             create(**fields)
         assert refused.value.param == param
+
+
+def test_litellm(guarded, create):
+    def ask(**fields):
+        return litellm.responses(
+            model="openai/" + MODEL, input="hello", max_output_tokens=24, extra_body=ENDLESS, timeout=TIMEOUT_S,
+            api_base=guarded.url + "/v1", api_key=ALICE, **fields
+        )
+
+    whole = ask()
+    assert whole.output[0].content[0].text == create().output_text
+    assert (whole.status, whole.usage.output_tokens) == ("incomplete", 24)
+    events = list(ask(stream=True))
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(deltas) == whole.output[0].content[0].text
+    continued = ask(previous_response_id=whole.id)
+    assert continued.usage.input_tokens > whole.usage.input_tokens + 24

@@ -1,5 +1,6 @@
 // Hostile replies, accessibility, small screens, long replies.
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { after, before, test } from "node:test";
 import { axeSource, browser, open, replyEnded, send, serve, tinyModel, withSettings } from "./setup.mjs";
 
@@ -32,6 +33,19 @@ const HOSTILE = `<script>window.hacked = 1</script><img src="http://evil.example
 > quote <form action="http://evil.example"><input name=q></form>
 
 $$ \\href{javascript:alert(1)}{x} $$ &lt;b&gt; \u202Edesrever ${"*".repeat(400)}${"[".repeat(400)}`;
+
+/** Private memory of the largest renderer, in bytes. Chromium gives each page of the same site one process. */
+async function rendererMemory() {
+  const client = await browser.newBrowserCDPSession();
+  const { processInfo } = await client.send("SystemInfo.getProcessInfo");
+  const sizes = processInfo
+    .filter(({ type }) => type === "renderer")
+    .map(({ id }) => {
+      const lines = readFileSync(`/proc/${id}/smaps_rollup`, "utf8").matchAll(/^Private_\w+: +(\d+) kB/gm);
+      return [...lines].reduce((sum, [, kilobytes]) => sum + 1024 * Number(kilobytes), 0);
+    });
+  return Math.max(...sizes);
+}
 
 /** A conversation as a file, with a reply that no model needs to write. */
 function conversation(text) {
@@ -103,35 +117,60 @@ test("Markdown of a reply becomes elements", async () => {
 });
 
 /** Runs axe-core. It is evaluated by the debugger, so the page's policy stays as it is. */
-async function violations(page) {
+async function violations(page, runOnly) {
   await page.evaluate(axeSource);
-  const results = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ["violations"] }));
+  const options = { resultTypes: ["violations"], ...(runOnly ? { runOnly } : {}) };
+  const results = await page.evaluate((options) => globalThis.axe.run(document, options), options);
   return results.violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.target).join(", ")}`);
 }
 
 for (const colorScheme of ["light", "dark"]) {
   test(`no violations of accessibility rules, ${colorScheme}`, async () => {
     const { page, context } = await open(server.url, { colorScheme });
+    // The themes differ in their colors alone, so one of them is checked by all rules.
+    const rules = colorScheme === "dark" ? ["color-contrast", "link-in-text-block"] : undefined;
+    const passes = async (state) => assert.deepEqual(await violations(page, rules), [], state);
     await page.waitForSelector(".welcome");
-    assert.deepEqual(await violations(page), [], "welcome");
-    await withSettings(page, { maxTokens: 30, colors: "probability", preset: "chat" });
+    await passes("welcome");
+    // The most probable token is the only candidate, so its bar lies under the whole number.
+    await withSettings(page, { maxTokens: 30, colors: "probability", preset: "factual", seed: 1 });
     await send(page, "a question");
     await replyEnded(page);
-    assert.deepEqual(await violations(page), [], "chat");
+    await passes("chat");
     await page.click(".reply .see");
-    for (const tab of ["tokens", "choice", "odds", "cache", "time", "drafts", "beams", "request"]) {
+    for (const tab of ["tokens", "choice", "odds", "inside", "cache", "time", "drafts", "beams", "request"]) {
       await page.click(`#tab-${tab}`);
       if (tab === "choice") await page.waitForSelector(".origin");
+      // Texts must be readable on bars of any width.
+      await page.evaluate(() => document.querySelectorAll(".bar .fill").forEach((fill) => (fill.style.width = "100%")));
+      if (tab === "inside") await page.waitForSelector(".arcs [data-position]");
       if (tab === "tokens") await page.waitForSelector(".pieces .template");
-      assert.deepEqual(await violations(page), [], tab);
+      await passes(tab);
     }
-    await page.keyboard.press("p");
-    await page.waitForSelector("dialog");
-    assert.deepEqual(await violations(page), [], "settings");
+    await page.keyboard.press("w");
+    await page.waitForSelector(".walk");
+    await passes("walk");
+    for (const [key, name] of [
+      ["p", "settings"],
+      ["?", "keys"],
+      ["k", "key"],
+    ]) {
+      await page.keyboard.press(key);
+      await page.waitForSelector("dialog");
+      await passes(name);
+      await page.keyboard.press("Escape");
+      await page.waitForSelector("dialog", { state: "detached" });
+    }
+    await page.click(".reply button:has-text('Regenerate')");
+    await page.waitForSelector(".reply .branches");
+    await replyEnded(page);
+    await page.click(".reply button:has-text('Compare')");
+    await page.waitForSelector("dialog.compare");
+    await passes("compare");
     await page.keyboard.press("Escape");
     await page.click(".switch button:has-text('Operations')");
     await page.waitForSelector(".operations .card");
-    assert.deepEqual(await violations(page), [], "operations");
+    await passes("operations");
     await context.close();
   });
 }
@@ -151,6 +190,15 @@ test("the page fits a phone", async () => {
   await page.locator(".reply [data-token]").first().tap();
   await page.waitForSelector(".inspector .panel-body");
   assert.ok(await fits(), "inspector");
+  await page.locator(".token-name b").evaluate((name) => (name.textContent = "a-long-token".repeat(8)));
+  assert.ok(await fits(), "a long token");
+  // The inspector covers the messages. A branch begins there, so the inspector closes.
+  await page.tap("#tab-odds");
+  await page.locator(".alternatives button").first().tap();
+  await page.waitForSelector(".reply .branches:has-text('2/2')");
+  await replyEnded(page);
+  await page.tap(".reply .see");
+  await page.waitForSelector(".inspector .panel-body");
   await page.tap('[aria-label="Close the inspector"]');
   await page.waitForSelector("#prompt");
   await context.close();
@@ -163,35 +211,41 @@ test("a reply of 2,000 tokens scrolls smoothly and stays small", async () => {
     maxTokens: 2000,
     preset: "",
     colors: "probability",
+    recordsTraces: true,
     parameters: { temperature: 1 },
     seed: 1,
   });
   await send(page, "a very long reply");
   await replyEnded(page);
   const count = await page.locator(".raw-tokens .token").count();
-  const gaps = await page.evaluate(async () => {
-    const scroller = document.querySelector(".messages");
-    const times = [];
-    for (let i = 0; i < 60; i++) {
-      scroller.scrollTop = (scroller.scrollHeight * (i % 30)) / 30;
-      times.push(await new Promise(requestAnimationFrame));
-    }
-    return times
-      .slice(1)
-      .map((time, i) => time - times[i])
-      .sort((a, b) => a - b);
-  });
   const client = await context.newCDPSession(page);
+  await client.send("Performance.enable");
+  const metrics = async () =>
+    Object.fromEntries((await client.send("Performance.getMetrics")).metrics.map((one) => [one.name, one.value]));
+  // Milliseconds of work on the page's thread for each frame. Of several rounds the best counts: other programs of the
+  // machine can only make a round slower.
+  const rounds = [];
+  for (let round = 0; round < 4; round++) {
+    const before = await metrics();
+    await page.evaluate(async () => {
+      const scroller = document.querySelector(".messages");
+      for (let i = 0; i < 60; i++) {
+        scroller.scrollTop = (scroller.scrollHeight * (i % 30)) / 30;
+        await new Promise(requestAnimationFrame);
+      }
+    });
+    rounds.push(((await metrics()).TaskDuration - before.TaskDuration) * (1000 / 60));
+  }
+  const best = Math.min(...rounds);
   await client.send("HeapProfiler.collectGarbage");
-  const { JSHeapUsedSize } = Object.fromEntries(
-    (await client.send("Performance.enable"), await client.send("Performance.getMetrics")).metrics.map((m) => [
-      m.name,
-      m.value,
-    ]),
-  );
-  console.log(`${count} tokens: median frame ${gaps[30].toFixed(1)} ms, heap ${(JSHeapUsedSize / 1e6).toFixed(0)} MB`);
-  assert.ok(gaps[30] < 40, `a median frame of ${gaps[30]} ms, with software rendering`);
-  assert.ok(JSHeapUsedSize < 150e6, `${JSHeapUsedSize} bytes of heap`);
+  const { JSHeapUsedSize } = await metrics();
+  const memory = await rendererMemory();
+  const megabytes = (bytes) => `${(bytes / 1e6).toFixed(0)} MB`;
+  const sizes = `heap ${megabytes(JSHeapUsedSize)}, private memory ${megabytes(memory)}`;
+  console.log(`${count} tokens: ${best.toFixed(1)} ms a frame, ${sizes}`);
+  assert.equal(count, 2000);
+  assert.ok(best < 16, `${best} ms of work for a frame`);
+  assert.ok(memory < 150e6 && JSHeapUsedSize < memory, sizes);
   await context.close();
   await own.kill();
 });

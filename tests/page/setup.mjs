@@ -23,13 +23,18 @@ export function tinyModel() {
   return folder;
 }
 
+/** A model for tests that hold for any that chats: that of PELLUCID_PAGE_MODEL, or the tiny one. */
+export const anyModel = () => process.env.PELLUCID_PAGE_MODEL ?? tinyModel();
+
 // A test that fails leaves its server running, and node would wait for it.
 const servers = new Set();
-after(() => servers.forEach((child) => child.kill("SIGKILL")));
+const killServers = () => servers.forEach((child) => child.kill("SIGKILL"));
+after(killServers);
+process.on("exit", killServers);
 
 /** Starts a server; `port` 0 is a free one. */
-export async function serve(model, { port = 0, flags = [], env = {} } = {}) {
-  const words = ["serve", "--model", model, "--served-model-name", "tiny", "--port", `${port}`, "--log-format", "json"];
+export async function serve(model, { port = 0, name = "tiny", flags = [], env = {} } = {}) {
+  const words = ["serve", "--model", model, "--served-model-name", name, "--port", `${port}`, "--log-format", "json"];
   const child = spawn(join(binaries, "pellucid"), [...words, ...flags], {
     stdio: ["ignore", "ignore", "pipe"],
     env: { PATH: process.env.PATH, PELLUCID_HOME: scratch, ...env },
@@ -52,6 +57,10 @@ export async function serve(model, { port = 0, flags = [], env = {} } = {}) {
     async kill() {
       child.kill("SIGKILL");
       await ended;
+    },
+    /** Asks the server to shut down: it completes the replies in flight first. */
+    terminate() {
+      child.kill("SIGTERM");
     },
     async post(path, body, key) {
       const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
@@ -98,7 +107,8 @@ export async function open(url, options = {}) {
 export async function withSettings(page, settings) {
   await page.evaluate((given) => localStorage.setItem("pellucid.settings", JSON.stringify(given)), settings);
   await page.reload();
-  await page.waitForSelector("#prompt");
+  // Before the page knows the models, it sends nothing.
+  await page.waitForSelector(".welcome");
 }
 
 /** Makes the page receive so few bytes a second that a long reply takes a minute; returns a way back. */
@@ -120,6 +130,10 @@ export async function send(page, text) {
   await page.fill("#prompt", text);
   await page.press("#prompt", "Enter");
 }
+
+/** Waits until the first element has this text: the page is drawn in the frame after a change. */
+export const shows = (page, selector, text) =>
+  page.waitForFunction(([one, text]) => document.querySelector(one)?.textContent === text, [selector, text]);
 
 /** Waits until the last reply has ended. */
 export async function replyEnded(page) {

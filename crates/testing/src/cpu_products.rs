@@ -56,14 +56,16 @@ pub fn match_scalar_and_formula(isa: Isa, backend: &dyn Backend, scalar: &dyn Ba
             };
             let (found, expected) = (linear(backend), linear(scalar));
             let all = product(backend, &found, &x, depth);
+            // Once, for all row counts: that they do not matter to the scalar kernel is checked when it is `backend`.
+            if isa != Isa::Scalar && !tiles {
+                let case = format!("{dtype} on {isa}, rows of {depth}, {num_columns} columns");
+                assert!(same_bits(&all, &product(scalar, &expected, &x, depth)), "{case}: bits differ from scalar");
+            }
             for rows in ROW_COUNTS {
                 let case = format!("{dtype} on {isa}, {rows} rows of {depth}, {num_columns} columns");
                 let x = &x[..rows * depth];
                 let found = product(backend, &found, x, depth);
                 assert!(same_bits(&found, &all[..found.len()]), "{case}: the bits depend on the number of rows");
-                if !tiles {
-                    assert!(same_bits(&found, &product(scalar, &expected, x, depth)), "{case}: bits differ");
-                }
             }
             let rounded: Vec<f64> = x.chunks(depth).flat_map(|row| rounded(row, rounding)).collect();
             for (i, &found) in all.iter().enumerate() {

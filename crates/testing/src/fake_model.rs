@@ -4,6 +4,7 @@
 //! wrong block, a missing copy, a stale slot or tokens of another request therefore change its output. The expected
 //! output needs no engine.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
@@ -47,6 +48,8 @@ pub struct FakeModel {
     /// The tokens that the fake device keeps. Models that share them are on the same device.
     pub slots: Arc<Mutex<FakeSlots>>,
     num_digests: usize,
+    /// Number of whole rows that were returned or read.
+    pub num_whole_rows: Arc<AtomicUsize>,
     num_launched: usize,
     num_finished: usize,
 }
@@ -74,6 +77,7 @@ impl FakeModel {
         let config = DecoderConfig {
             architecture: "fake".into(),
             leaves_out_images: false,
+            leaves_out_audio: false,
             vocab_size,
             hidden_size: 1,
             num_heads: 1,
@@ -86,18 +90,29 @@ impl FakeModel {
             input_norms: true,
             output_norms: false,
             qk_norm: None,
+            value_norm: false,
             positions: Positions::Learned,
             mlp: MlpKind::Plain,
             activation: Activation::Silu,
             experts: None,
+            dense_beside_experts: false,
+            layer_input_size: None,
+            layer_scales: false,
             embedding_scale: 1.0,
             residual_scale: 1.0,
             logits_divisor: 1.0,
             attention_scale: 1.0,
             attention_soft_cap: None,
             attention_sinks: false,
+            attention_gate: false,
+            latent_attention: None,
             logits_soft_cap: None,
+            short_convolution: None,
+            delta_net: None,
+            mamba2: None,
+            expert_input_size: None,
             layers: vec![LayerConfig::PLAIN],
+            predictor: None,
         };
         let backend = CpuBackend::new(CpuOptions { num_threads: 1, isa: Isa::Scalar }).expect("scalar is always there");
         let keys = backend.zeros(pellucid_tensor::DType::F32, 0, 1).expect("no memory at all");
@@ -118,6 +133,7 @@ impl FakeModel {
             assumed: Vec::new(),
             slots: Arc::default(),
             num_digests: 0,
+            num_whole_rows: Arc::default(),
             num_launched: 0,
             num_finished: 0,
         }
@@ -213,6 +229,7 @@ impl Model for FakeModel {
             self.rows = rows;
             return Ok(());
         }
+        self.num_whole_rows.fetch_add(rows.len(), Ordering::Relaxed);
         let vocab_size = self.config.vocab_size;
         logits.resize(rows.len(), vocab_size).copy_from_slice(&rows.concat());
         Ok(())
@@ -271,6 +288,7 @@ impl Model for FakeModel {
 
     fn read_row(&mut self, row: usize, out: &mut [f32]) -> Result<(), Error> {
         assert_eq!(self.num_launched, self.num_finished, "the next step has overwritten the rows of this one");
+        self.num_whole_rows.fetch_add(1, Ordering::Relaxed);
         out.copy_from_slice(&self.rows[row]);
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! The models and KV formats on which batch invariance is tested: every golden with keys and values in f32, a few
-//! families in 16 bits, and a model whose heads are wide enough for every format, in each format.
+//! families in 16 bits, and models whose heads are wide enough for every format, in each format.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ pub struct InvarianceCase {
 /// Families whose attention differs: soft caps, windows, query norms, no RoPE, groups of three heads.
 const IN_SIXTEEN_BITS: [&str; 5] = ["gemma2", "gpt2", "mistral", "qwen3", "smollm2"];
 
-/// Returns all cases. Writes a model to `folder`, which must exist as long as the cases are used.
+/// Returns all cases. Writes models to `folder`, which must exist as long as the cases are used.
 pub fn invariance_cases(folder: &Path) -> Vec<InvarianceCase> {
     let mut cases = Vec::new();
     for golden in goldens() {
@@ -34,14 +34,18 @@ pub fn invariance_cases(folder: &Path) -> Vec<InvarianceCase> {
         }
         cases.push(case);
     }
-    write_wide_model(folder);
     let prompt: Vec<u32> = (0..60).map(|i| (i * i * 7 + i * 3) % 96).collect();
-    cases.extend(KvMemory::FORMATS.map(|kv_dtype| InvarianceCase {
-        name: "wide heads".into(),
-        path: folder.to_owned(),
-        kv_dtype,
-        prompt: prompt.clone(),
-    }));
+    for (name, write) in [("wide heads", write_wide_model as fn(&Path)), ("wide latents", write_latent_model)] {
+        let path = folder.join(name);
+        std::fs::create_dir(&path).expect("a writable folder");
+        write(&path);
+        cases.extend(KvMemory::FORMATS.map(|kv_dtype| InvarianceCase {
+            name: name.into(),
+            path: path.clone(),
+            kv_dtype,
+            prompt: prompt.clone(),
+        }));
+    }
     cases
 }
 
@@ -73,6 +77,50 @@ fn write_wide_model(folder: &Path) {
             .map(|(name, shape)| (format!("model.layers.{layer}.{name}"), shape)),
         );
     }
+    write_model(folder, &config, shapes);
+}
+
+/// Writes a model with latent attention, as DeepSeek V3 without experts.
+fn write_latent_model(folder: &Path) {
+    const HIDDEN: usize = 48;
+    const MLP: usize = 40;
+    const RANK: usize = 24;
+    const LATENT: usize = 64;
+    const HEADS: usize = 3;
+    let (plain, rotary, value) = (20, 32, 24);
+    let config = json!({
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_act": "silu", "vocab_size": 96,
+        "hidden_size": HIDDEN, "intermediate_size": MLP, "num_hidden_layers": 2, "num_attention_heads": HEADS,
+        "q_lora_rank": RANK, "kv_lora_rank": LATENT, "qk_nope_head_dim": plain, "qk_rope_head_dim": rotary,
+        "v_head_dim": value, "first_k_dense_replace": 2, "moe_intermediate_size": MLP, "n_routed_experts": 8,
+        "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "tie_word_embeddings": true, "torch_dtype": "float32",
+    });
+    let mut shapes = vec![("model.embed_tokens".to_owned(), vec![96, HIDDEN]), ("model.norm".to_owned(), vec![HIDDEN])];
+    for layer in 0..2 {
+        shapes.extend(
+            [
+                ("input_layernorm", vec![HIDDEN]),
+                ("post_attention_layernorm", vec![HIDDEN]),
+                ("self_attn.q_a_proj", vec![RANK, HIDDEN]),
+                ("self_attn.q_a_layernorm", vec![RANK]),
+                ("self_attn.q_b_proj", vec![HEADS * (plain + rotary), RANK]),
+                ("self_attn.kv_a_proj_with_mqa", vec![LATENT + rotary, HIDDEN]),
+                ("self_attn.kv_a_layernorm", vec![LATENT]),
+                ("self_attn.kv_b_proj", vec![HEADS * (plain + value), LATENT]),
+                ("self_attn.o_proj", vec![HIDDEN, HEADS * value]),
+                ("mlp.gate_proj", vec![MLP, HIDDEN]),
+                ("mlp.up_proj", vec![MLP, HIDDEN]),
+                ("mlp.down_proj", vec![HIDDEN, MLP]),
+            ]
+            .map(|(name, shape)| (format!("model.layers.{layer}.{name}"), shape)),
+        );
+    }
+    write_model(folder, &config, shapes);
+}
+
+/// Writes a folder with this configuration and random weights of these shapes.
+fn write_model(folder: &Path, config: &Value, shapes: Vec<(String, Vec<usize>)>) {
     let mut random = RandomData(4);
     let (mut header, mut data) = (Map::new(), Vec::new());
     for (name, shape) in shapes {

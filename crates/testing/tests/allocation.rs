@@ -6,9 +6,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pellucid_cpu::Isa;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, Logits, Model, QuantScheme, SyntheticModel};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, Logits, Model, QuantScheme, SyntheticModel};
 use pellucid_selftest::Runner;
-use pellucid_tensor::DType;
+use pellucid_tensor::{DType, StateSave};
 use pellucid_testing::{cpu, invariance_cases};
 
 struct Counting;
@@ -76,6 +76,7 @@ fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize
         batch.clear();
         for sequence in 0..num_sequences as u32 {
             let ids = &ids[step..step + 1];
+            let save = StateSave { row: 0, slot: sequence };
             batch.push(
                 Chunk {
                     ids: ChunkIds::Tokens(ids),
@@ -83,6 +84,7 @@ fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize
                     blocks: &[sequence],
                     wanted: 0..1,
                     queries: &[],
+                    state: ChunkState::in_place(step, &save),
                 },
                 BLOCK_LEN,
             );

@@ -11,7 +11,7 @@ fn every_operation_agrees_with_its_formula() {
         for num_threads in [1, 3] {
             let Some(backend) = cpu(isa, num_threads) else { continue };
             let checks = operations::run(&*backend);
-            assert_eq!(checks.len(), 9, "number of checks");
+            assert_eq!(checks.len(), 15, "number of checks");
         }
     }
 }
@@ -65,6 +65,7 @@ fn attention_has_the_same_bits_alone_and_in_a_chunk() {
             fused_operations::attend_equals_its_parts(&*backend);
         }
     }
+    batch_invariance::attention_rows_with_sinks(&*cpu(Isa::best(), 2).expect("the best instruction set is available"));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! of forced tokens are computed in one step. None of that changes a reply.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use pellucid_engine::{Engine, EngineOptions, EngineStats, Error, FinishReason, Overcommit, Request};
 use pellucid_sampling::{SamplingParams, StepKind};
@@ -74,6 +75,42 @@ fn free_text_needs_no_masks_and_changes_no_bits() {
     assert!(stats.steps_ahead > 10, "free text is computed ahead: {stats:?}");
     compare("short digests", digesting(|model| model.digest_len = Some(2)));
     compare("wrong assumptions", digesting(|model| model.wrong_every = Some(3)));
+}
+
+#[test]
+fn masked_rows_are_sampled_from_digests() {
+    let allowed: Vec<(u32, usize)> = (6..18).map(|token| (token, 0)).collect();
+    let constraint = Automaton::new(&[END]).state(&allowed).may_end();
+    let changes: [(&str, Change<'_>); 4] = [
+        ("greedy", &|_, request| request.sampling.temperature = 0.0),
+        ("sampled", &|_, _| ()),
+        ("truncated", &|i, request| (request.sampling.top_k, request.sampling.top_p) = (3 + i as u32, 0.9)),
+        ("a share of all", &|_, request| (request.sampling.temperature, request.sampling.top_p) = (1.0, 0.7)),
+    ];
+    for (name, change) in changes {
+        let mut requests = requests(&constraint, false);
+        requests.iter_mut().enumerate().for_each(|(i, request)| change(i, request));
+        let outcomes = serve(&mut fake(OPTIONS, |_| ()), &requests);
+        let expected: Vec<_> = outcomes.iter().map(bits).collect();
+        let num_tokens: usize = expected.iter().map(|(tokens, _)| tokens[0].len()).sum();
+        // With 24 tokens the digest has the whole row, with 12 some tokens are missing, with 2 most are.
+        let whole_rows = [24, 12, 2].map(|len| {
+            let mut counter = None;
+            let mut engine = digesting(|model| {
+                (model.digest_len, model.wrong_every) = (Some(len), Some(3));
+                counter = Some(model.num_whole_rows.clone());
+            });
+            let found: Vec<_> = serve(&mut engine, &requests).iter().map(bits).collect();
+            assert!(found == expected, "{name} with {len} tokens");
+            assert_eq!(engine.stats().steps_ahead, 0, "no token is assumed under a mask");
+            counter.expect("a model").load(Ordering::Relaxed)
+        });
+        match name {
+            "greedy" => assert_eq!(whole_rows[..2], [0, 0], "{whole_rows:?} of {num_tokens}"),
+            "a share of all" => assert!(whole_rows[0] >= num_tokens, "{whole_rows:?} of {num_tokens}"),
+            _ => assert!(whole_rows[0] == 0 && whole_rows[1] < num_tokens, "{whole_rows:?} of {num_tokens}"),
+        }
+    }
 }
 
 #[test]

@@ -4,13 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pellucid_engine::{
-    BeamParams, Control, EarlyStopping, EngineHandle, EngineOptions, Error, Event, FinishReason, Request,
+    AttentionProbe, BeamParams, Control, EarlyStopping, EngineHandle, EngineOptions, Error, Event, FinishReason,
+    ProbeRequest, Request,
 };
 use pellucid_sampling::SamplingParams;
-use pellucid_selftest::EventCollector;
+use pellucid_selftest::{EventCollector, goldens_folder};
 use pellucid_testing::FakeModel;
 
-use crate::support::{OPTIONS, fake, finish, request, serve};
+use crate::support::{OPTIONS, bits, engine, fake, finish, request, serve};
 
 #[test]
 fn every_control_message_is_acknowledged_once() {
@@ -220,4 +221,51 @@ fn serve_streams(is_asynchronous: bool) {
     let unfinished = handle.submit(Request { max_tokens: None, ..request(vec![9], 1) }).expect("an accepted request");
     drop(handle);
     drop(unfinished);
+}
+
+#[test]
+fn a_probe_reports_the_bits_of_the_reply_and_changes_none() {
+    let path = goldens_folder().join("llama3");
+    let prompt: Vec<u32> = (1..40).collect();
+    let sampling = SamplingParams { temperature: 1.0, seed: 3, logprobs: Some(3), ..SamplingParams::default() };
+    let plain = Request { max_tokens: Some(6), ..Request::new(prompt.clone(), sampling) };
+    let attention = AttentionProbe { layer: 1, head: Some(2), rows: 4 };
+    let probed = Request {
+        probe: Some(ProbeRequest { token: 2, layers: Some(3), attention: Some(attention) }),
+        ..plain.clone()
+    };
+    let mut engine = engine(&path, 1, OPTIONS);
+    let alone = serve(&mut engine, std::slice::from_ref(&plain)).remove(0);
+    // In a batch, and with the prompt from the prefix cache.
+    let together = serve(&mut engine, &[request(vec![7; 9], 1), probed.clone(), request(vec![8; 30], 2)]);
+    assert_eq!(bits(&together[1]), bits(&alone));
+    let probe = together[1].probe.clone().expect("a reply with three tokens");
+    let token = &alone.events[0][2];
+    assert_eq!((probe.token, probe.position, probe.id), (2, prompt.len() + 1, token.id));
+    assert_eq!(probe.layers.last(), token.logprobs.as_ref(), "the last layer has the model's own log probabilities");
+    assert_ne!(probe.layers[0], probe.layers[1]);
+    let map = probe.attention.expect("attention was asked for");
+    assert_eq!((map.of, map.weights.len(), map.ids.len()), (attention, 4, prompt.len() + 2));
+    for (row, weights) in map.weights.iter().enumerate() {
+        let sum: f32 = weights.iter().sum();
+        assert!((sum - 1.0).abs() < 1e-3, "row {row} sums to {sum}");
+        assert!(weights[prompt.len() + row - 1..].iter().all(|&weight| weight == 0.0), "row {row} looks ahead");
+    }
+    assert_eq!(alone.probe, None);
+    let mut refused = |probe: ProbeRequest, change: &dyn Fn(&mut Request)| {
+        let mut request = Request { probe: Some(probe), ..probed.clone() };
+        change(&mut request);
+        engine.submit(request, Box::new(EventCollector::default())).expect_err("it must be rejected").to_string()
+    };
+    let probe = |layer: usize, head: usize, rows: usize| ProbeRequest {
+        attention: Some(AttentionProbe { layer, head: Some(head), rows }),
+        ..ProbeRequest::default()
+    };
+    assert_eq!(refused(probe(2, 0, 1), &|_| ()), "probe.attention.layer: expected 0 to 1, found 2");
+    assert_eq!(refused(probe(0, 4, 1), &|_| ()), "probe.attention.head: expected 0 to 3, found 4");
+    assert_eq!(refused(probe(0, 0, 65), &|_| ()), "probe.attention.rows: expected 1 to 64, found 65");
+    let token = ProbeRequest { token: 6, layers: Some(1), attention: None };
+    assert_eq!(refused(token, &|_| ()), "probe.token: expected 0 to 5, found 6");
+    let two = |request: &mut Request| (request.num_choices, request.best_of) = (2, 2);
+    assert_eq!(refused(probe(0, 0, 1), &two), "n with probe: expected 1 to 1, found 2");
 }

@@ -21,6 +21,7 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     max_waiting: 1000,
     overcommit: Overcommit::Never,
     secret: [3; 32],
+    snapshot_distance: None,
 };
 
 pub(crate) fn engine(path: &Path, num_threads: usize, options: EngineOptions) -> Engine {

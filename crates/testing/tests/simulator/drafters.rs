@@ -37,6 +37,7 @@ pub(crate) fn draw(engine: &mut Engine, random: &mut Random) {
     engine.set_speculation(SpeculationOptions {
         ngram: random.chance(2),
         suffix: random.chance(2),
+        mtp: false,
         max_draft_len,
         fixed_draft_len: (!random.chance(3)).then_some(max_draft_len),
     });

@@ -103,6 +103,7 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
         overcommit: [Overcommit::Never, Overcommit::Unbounded { growth: random.below(12) }, Overcommit::Always]
             [random.below(3)],
         secret: [seed as u8; 32],
+        snapshot_distance: None,
     };
     let mut model = FakeModel::new(VOCAB, CONTEXT);
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
@@ -317,6 +318,7 @@ fn alone(request: &Request) -> Outcome {
         max_waiting: 1,
         overcommit: Overcommit::Never,
         secret: [9; 32],
+        snapshot_distance: None,
     };
     let model = FakeModel::new(VOCAB, CONTEXT);
     let backend = model.backend();

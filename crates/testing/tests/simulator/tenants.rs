@@ -31,6 +31,7 @@ const OPTIONS: EngineOptions = EngineOptions {
     max_waiting: 64,
     overcommit: Overcommit::Unbounded { growth: 256 },
     secret: [5; 32],
+    snapshot_distance: None,
 };
 /// Virtual time of a run.
 const RUN: Duration = Duration::from_secs(12);
@@ -97,6 +98,9 @@ struct Measured {
     longest_step: f64,
     /// Median time to the first token after the step that was running on arrival.
     median_first_token: f64,
+    /// Median time to the first token.
+    median_whole: f64,
+    mean_step: f64,
     num_refused: usize,
     /// Tokens per second of the other tenant, prompts included.
     others_per_second: f64,
@@ -109,6 +113,8 @@ struct Simulation {
     attack: Attack,
     attacker: TenantId,
     attackers: Vec<EventCollector>,
+    /// Time between two steps.
+    between: Duration,
 }
 
 impl Simulation {
@@ -120,7 +126,15 @@ impl Simulation {
         let mut engine = Engine::new(Box::new(model), backend, OPTIONS).expect("an engine");
         engine.set_clock(Box::new(clock.clone()));
         engine.set_num_tenants(if attacker == QUIET { 1 } else { 2 });
-        Simulation { engine, clock, random: Random(7), attack, attacker, attackers: Vec::new() }
+        Simulation {
+            engine,
+            clock,
+            random: Random(7),
+            attack,
+            attacker,
+            attackers: Vec::new(),
+            between: Duration::ZERO,
+        }
     }
 
     fn request(&mut self, tenant: TenantId, prompt: usize, reply: usize) -> Request {
@@ -195,6 +209,7 @@ impl Simulation {
 
     fn step(&mut self, longest: &mut Duration) {
         self.misbehave();
+        self.clock.advance(self.between);
         let before = self.clock.elapsed();
         self.engine.step();
         *longest = (*longest).max(self.clock.elapsed() - before);
@@ -206,7 +221,7 @@ impl Simulation {
         // The attacker is at full load when the quiet tenant comes.
         (0..40).for_each(|_| self.step(&mut Duration::default()));
         let (mut num_tokens, mut first_token, mut num_refused) = (0, Duration::ZERO, 0);
-        let mut after_step: Vec<f64> = Vec::new();
+        let (mut after_step, mut whole): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
         let started = self.clock.elapsed();
         let before = self.engine.stats();
         while self.clock.elapsed() - started < RUN && num_refused < 1000 {
@@ -226,6 +241,7 @@ impl Simulation {
                 if first.is_none() && !collected.outcome().tokens.is_empty() {
                     first = Some(self.clock.elapsed() - sent);
                     after_step.push((self.clock.elapsed() - arrived).as_secs_f64());
+                    whole.push((self.clock.elapsed() - sent).as_secs_f64());
                 }
             }
             self.engine.audit().expect("consistent accounts of blocks");
@@ -235,7 +251,10 @@ impl Simulation {
             first_token = first_token.max(first.unwrap_or(2 * RUN));
         }
         let seconds = (self.clock.elapsed() - started).as_secs_f64();
-        after_step.sort_by(f64::total_cmp);
+        let median = |times: &mut Vec<f64>| {
+            times.sort_by(f64::total_cmp);
+            times.get(times.len() / 2).copied().unwrap_or(f64::INFINITY)
+        };
         let stats = self.engine.stats();
         let all = stats.prefill_tokens + stats.decode_tokens - before.prefill_tokens - before.decode_tokens;
         let own = num_tokens as f64 * (1.0 + client.prompt as f64 / client.reply as f64);
@@ -243,7 +262,9 @@ impl Simulation {
             tokens_per_second: num_tokens as f64 / seconds,
             first_token: first_token.as_secs_f64(),
             longest_step: longest.as_secs_f64(),
-            median_first_token: after_step.get(after_step.len() / 2).copied().unwrap_or(f64::INFINITY),
+            median_first_token: median(&mut after_step),
+            median_whole: median(&mut whole),
+            mean_step: seconds / (stats.steps - before.steps) as f64,
             num_refused,
             others_per_second: (all as f64 - own) / seconds,
         }
@@ -312,6 +333,51 @@ fn a_short_prompt_comes_first_on_a_noisy_machine() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Sending the tokens of one step lengthens the next one, and must not be mistaken for the time that the quiet tenant
+/// takes alone. The bound of the first token is that of `load tenants`: twice the median alone, and a mean step.
+#[test]
+fn threads_of_connections_leave_the_other_its_share() {
+    let mut failures = Vec::new();
+    for client in [Client { prompt: 6, reply: 64 }, Client { prompt: 6, reply: 16 }] {
+        let alone = measure(Machine::BusyCpu, Attack::None, TenantId(2), client);
+        for attack in ATTACKS {
+            let found = measure(Machine::BusyCpu, attack, TenantId(2), client);
+            let ratio = found.tokens_per_second / alone.tokens_per_second;
+            // A quiet tenant that mostly computes alone has short steps itself, but waits for one of the other tenant.
+            let step = if ratio > 0.8 { found.longest_step } else { found.mean_step };
+            let allowed = 2.0 * alone.median_whole + step;
+            let text = format!(
+                "{attack:?} {client:?}: {:.1} % of {:.0} tokens/s, first token in {:.1} ms of {:.1} (alone {:.1}, step \
+                 {:.1}), others {:.0} tokens/s",
+                100.0 * ratio,
+                alone.tokens_per_second,
+                1e3 * found.median_whole,
+                1e3 * allowed,
+                1e3 * alone.median_whole,
+                1e3 * step,
+                found.others_per_second,
+            );
+            eprintln!("{text}");
+            if ratio < GOAL || found.median_whole > allowed {
+                failures.push(text);
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// Work between two steps, such as taking requests, is time that the tenants share too.
+#[test]
+fn the_time_between_steps_is_shared() {
+    let client = Client { prompt: 6, reply: 64 };
+    let alone = measure(Machine::BusyCpu, Attack::None, TenantId(2), client);
+    let between = Duration::from_secs_f64(0.4 * alone.mean_step);
+    let simulation = Simulation::new(Machine::BusyCpu, Attack::ManyReplies, TenantId(2));
+    let found = Simulation { between, ..simulation }.measure(client);
+    let ratio = found.tokens_per_second / alone.tokens_per_second;
+    assert!(ratio > GOAL, "{:.1} % of {:.0} tokens/s", 100.0 * ratio, alone.tokens_per_second);
 }
 
 #[test]

@@ -25,6 +25,7 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     max_waiting: 1000,
     overcommit: Overcommit::Never,
     secret: [3; 32],
+    snapshot_distance: None,
 };
 
 /// Size of the fake model's vocabulary, and its context.
@@ -51,6 +52,10 @@ impl Model for SharedModel {
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         self.1.lock().expect("one engine at a time").forward(batch, kv, logits)
+    }
+
+    fn predict(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
+        self.1.lock().expect("one engine at a time").predict(batch, kv, logits)
     }
 }
 
@@ -159,6 +164,7 @@ impl Drafting {
                 engine.set_speculation(SpeculationOptions {
                     ngram: true,
                     suffix: true,
+                    mtp: true,
                     max_draft_len,
                     fixed_draft_len,
                 });

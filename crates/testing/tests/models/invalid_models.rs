@@ -1,12 +1,16 @@
 //! Models that must not load: each has one invalid setting or tensor, and the error names it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, Metadata, NewTensor, Source, Value as GgufValue};
 use pellucid_cpu::Isa;
-use pellucid_model::{Decoder, LoadOptions};
+use pellucid_model::{Decoder, LoadOptions, Model};
 use pellucid_selftest::goldens_folder;
-use pellucid_tensor::{DType, SharedBytes};
+use pellucid_tensor::{
+    Activation, Attention, Backend, DType, ExpertMlp, HostWeight, KvLayer, Linear, Output, Rope, SharedBytes, StoreKv,
+    TableRows, Tensor,
+};
 use pellucid_testing::cpu;
 use serde_json::{Value, json};
 
@@ -27,7 +31,7 @@ fn load_error(path: &Path, context_len: Option<usize>) -> String {
     let backend = cpu(Isa::Scalar, 1).expect("scalar is always available");
     let load = || -> Result<Decoder, String> {
         let checkpoint = Checkpoint::open(path).map_err(|error| error.to_string())?;
-        let options = LoadOptions { context_len };
+        let options = LoadOptions { context_len, ..LoadOptions::default() };
         Decoder::load(&checkpoint, backend, options, &mut |_, _| ()).map_err(|error| error.to_string())
     };
     load().map(|_| ()).expect_err("the model must be rejected")
@@ -36,7 +40,7 @@ fn load_error(path: &Path, context_len: Option<usize>) -> String {
 #[test]
 fn invalid_settings_are_rejected_by_name() {
     type Change = fn(&mut Value);
-    let cases: [(&str, &str, Change, &[&str]); 23] = [
+    let cases: [(&str, &str, Change, &[&str]); 26] = [
         ("llama2", "architecture", |c| c["model_type"] = json!("mamba"), &["mamba", "llama", "qwen3-moe", "xglm"]),
         ("llama2", "zero-heads", |c| c["num_attention_heads"] = json!(0), &["number of heads"]),
         ("llama2", "zero-kv-heads", |c| c["num_key_value_heads"] = json!(0), &["number of kv heads"]),
@@ -92,6 +96,24 @@ fn invalid_settings_are_rejected_by_name() {
             |c| _ = c["rope_parameters"].as_object_mut().unwrap().remove("sliding_attention"),
             &["config.json: rope_parameters.sliding_attention: missing"],
         ),
+        (
+            "gemma4-small",
+            "all-layers-share",
+            |c| c["text_config"]["num_kv_shared_layers"] = json!(6),
+            &["number of layers that share keys and values", "like layer 0"],
+        ),
+        (
+            "gemma4-moe",
+            "unknown-setting-of-a-layer",
+            |c| c["text_config"]["per_layer_config"]["2"]["sliding_window"] = json!(4),
+            &["config.json: text_config.per_layer_config.2.sliding_window: expected no such setting"],
+        ),
+        (
+            "gemma4",
+            "sees-later-tokens",
+            |c| c["use_bidirectional_attention"] = json!("all"),
+            &["use_bidirectional_attention", "found all"],
+        ),
         ("smollm2", "untied", |c| c["tie_word_embeddings"] = json!(false), &["lm_head.weight"]),
         ("mistral", "window", |c| c["sliding_window"] = json!(0), &["sliding window"]),
         ("mixtral", "experts", |c| c["num_experts_per_tok"] = json!(5), &["experts used", "1 to 4"]),
@@ -118,7 +140,7 @@ fn load_altered(golden: &str, change: impl FnOnce(&mut Keys, &mut Tensors)) -> R
     let mut keys: Keys = metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
     let mut tensors: Tensors = (checkpoint.tensors().iter())
         .map(|info| {
-            let bytes = checkpoint.tensor(&info.name).expect("a tensor of the list").bytes.to_vec();
+            let bytes = checkpoint.tensor(&info.name).expect("a tensor of the list").bytes().to_vec();
             (NewTensor { name: info.name.clone(), dtype: info.dtype, shape: info.shape.clone() }, bytes.into())
         })
         .collect();
@@ -233,5 +255,115 @@ fn unsupported_keys_that_would_change_the_arithmetic_are_rejected() {
     ];
     for (golden, key, value) in harmless {
         load(golden, key, &value).unwrap_or_else(|error| panic!("{golden}: {error}"));
+    }
+}
+
+#[test]
+fn layers_that_predict_further_tokens_are_left_out_by_name() {
+    use GgufValue::{Array, U32};
+    let (block_count, nextn) = ("qwen35.block_count", "qwen35.nextn_predict_layers");
+    let mut recurrent = vec![true, true, false, true, false];
+    let add = |names: &'static [&'static str], keys: &[(&str, u32)], recurrent: &[bool]| {
+        load_altered("qwen35", |all, tensors| {
+            let list = "qwen35.attention.recurrent_layers";
+            all.retain(|(key, _)| key != list && keys.iter().all(|(changed, _)| key != changed));
+            all.extend(keys.iter().map(|&(key, value)| (key.to_owned(), U32(value))));
+            all.push((list.to_owned(), Array(pellucid_checkpoint::Array::Bool(recurrent.to_vec()))));
+            tensors.extend(names.iter().map(|name| factors(name, 32)));
+        })
+    };
+    let names = &["blk.4.attn_norm.weight", "blk.4.nextn.enorm.weight"];
+    let loaded = add(names, &[(block_count, 5), (nextn, 1)], &recurrent).expect("a decoder without the last layer");
+    assert_eq!(loaded.predicting_tensors(), names);
+    assert_eq!(loaded.config().num_layers(), 4);
+    let unused = add(names, &[(block_count, 4)], &recurrent[..4]).map(|_| ()).expect_err("unused tensors");
+    assert!(unused.contains("blk.4.attn_norm.weight"), "{unused}");
+    recurrent.pop();
+    let short = add(names, &[(block_count, 5), (nextn, 1)], &recurrent).map(|_| ()).expect_err("a short list");
+    assert!(short.contains("recurrent_layers") && short.contains("5 bools"), "{short}");
+}
+
+/// A device that has only the operations which every device has. A model that it lacks an operation for must be refused
+/// before anything is allocated or computed.
+#[derive(Debug)]
+struct PlainDevice;
+
+macro_rules! never_called {
+    ($(fn $name:ident($($argument:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self, $(_: $argument),*) -> Result<$result, pellucid_tensor::Error> {
+            panic!(concat!("`", stringify!($name), "` was called"))
+        })*
+    };
+}
+
+impl Backend for PlainDevice {
+    fn description(&self) -> String {
+        "a plain device".into()
+    }
+
+    fn activation_dtype(&self) -> DType {
+        DType::F32
+    }
+
+    fn free_memory(&self) -> Option<u64> {
+        None
+    }
+
+    fn embed(&self, _: &Tensor, _: TableRows<'_>, _: f32, _: &mut Tensor) -> Result<(), pellucid_tensor::Error> {
+        panic!("`embed` was called")
+    }
+
+    never_called! {
+        fn read_bandwidth(usize) -> f64;
+        fn zeros(DType, usize, usize) -> Tensor;
+        fn resize_rows(&mut Tensor, usize) -> ();
+        fn weight(HostWeight) -> Tensor;
+        fn read(&Tensor, &mut [f32]) -> ();
+        fn read_row(&Tensor, usize, &mut [f32]) -> ();
+        fn copy_row(usize, usize, &mut Tensor) -> ();
+        fn copy_rows(&Tensor, &[u32], &mut Tensor, usize) -> ();
+        fn write(&[f32], &mut Tensor) -> ();
+        fn gather_rows(&Tensor, &[u32], &mut Tensor) -> ();
+        fn rms_norm(&Tensor, &Tensor, f32, &mut Tensor) -> ();
+        fn layer_norm(&Tensor, &Tensor, &Tensor, f32, &mut Tensor) -> ();
+        fn add(&Tensor, &mut Tensor) -> ();
+        fn soft_cap(f32, &mut Tensor) -> ();
+        fn linear(&Tensor, &Linear, &mut Tensor) -> ();
+        fn activate(Activation, &mut Tensor) -> ();
+        fn gate(Activation, &Tensor, &mut Tensor) -> ();
+        fn expert_mlp(ExpertMlp<'_>, Output<'_>) -> ();
+        fn rope_angles(&[u32], &[f32], f32, &mut Tensor) -> ();
+        fn rope(Rope<'_>, &mut Tensor) -> ();
+        fn store_kv(StoreKv<'_>, &mut KvLayer) -> ();
+        fn attention(Attention<'_>, &mut Tensor) -> ();
+    }
+}
+
+#[test]
+fn a_device_without_an_operation_refuses_the_family_by_name() {
+    let cases = [
+        ("gpt-oss", "gpt-oss models need attention sinks"),
+        ("glm4-moe", "glm4-moe models need a router with sigmoid scores"),
+        ("minimax-m2", "minimax-m2 models need a router with sigmoid scores"),
+        ("lfm2", "lfm2 models need short convolutions"),
+        ("gemma4", "gemma4 models need layers with factors"),
+        ("gemma4-moe", "gemma4 models need experts with factors"),
+        ("gemma4-small", "gemma4 models need layers with inputs of their own"),
+        ("lfm2-moe", "lfm2-moe models need"),
+        ("deepseek2-lite", "deepseek2 models need multi-head latent attention"),
+        ("deepseek3", "deepseek3 models need multi-head latent attention"),
+        ("qwen3-next", "qwen3-next models need gated delta nets"),
+        ("qwen35", "qwen35 models need gated delta nets"),
+        ("qwen35-moe", "qwen35-moe models need gated delta nets"),
+        ("granite-hybrid", "granite-hybrid models need Mamba-2 layers"),
+        ("nemotron-h", "nemotron-h models need Mamba-2 layers"),
+        ("nemotron-h-moe", "nemotron-h models need a router with sigmoid scores"),
+    ];
+    for (golden, expected) in cases {
+        let checkpoint = Checkpoint::open(&goldens_folder().join(golden)).expect("a golden");
+        let refused = Decoder::load(&checkpoint, Arc::new(PlainDevice), LoadOptions::default(), &mut |_, _| ());
+        let message = refused.expect_err("an operation is missing").to_string();
+        assert!(message.starts_with(expected) && message.contains("a plain device"), "{golden}: {message}");
+        assert!(message.contains("--device cpu"), "{golden}: {message}");
     }
 }

@@ -25,6 +25,7 @@ fn engine(model: &str) -> Engine {
         max_waiting: 8,
         overcommit: Overcommit::Never,
         secret: [1; 32],
+        snapshot_distance: None,
     };
     Engine::new(Box::new(model), backend, options).expect("an engine")
 }

@@ -146,7 +146,7 @@ fn texts_that_the_model_cannot_encode_are_refused_by_name() {
     let backend = cpu(Isa::Scalar, 1).unwrap();
     let load = |options| Encoder::load(&checkpoint, backend.clone(), None, options, &mut |_, _| {});
     assert!(matches!(load(LoadOptions::default()), Err(Error::NoPooling)));
-    let error = load(LoadOptions { context_len: Some(500) }).unwrap_err().to_string();
+    let error = load(LoadOptions { context_len: Some(500), ..LoadOptions::default() }).unwrap_err().to_string();
     assert!(error.contains("500 tokens was requested"), "{error}");
 }
 
