@@ -126,13 +126,18 @@ NAMES = {
 }  # fmt: skip
 
 
-def safetensors(shapes, dtype="F32", width=4):
+WIDTHS = {"F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
+
+
+def safetensors(shapes, dtype="F32"):
+    """A file of zeros. A shape may be a pair of another type and the shape."""
     header, offset = {"__metadata__": {"format": "pt"}}, 0
-    for name, shape in shapes.items():
-        size = width
+    for name, entry in shapes.items():
+        dtype_of, shape = entry if isinstance(entry, tuple) else (dtype, entry)
+        size = WIDTHS[dtype_of]
         for dim in shape:
             size *= dim
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+        header[name] = {"dtype": dtype_of, "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
@@ -144,11 +149,30 @@ def make_safetensors():
         return json.dumps(config).encode() + b"\0" + weights
 
     write("safetensors", "model", folder(CONFIG, safetensors(NAMES)))
-    write("safetensors", "half", folder(CONFIG | {"torch_dtype": "bfloat16"}, safetensors(NAMES, "BF16", 2)))
+    write("safetensors", "half", folder(CONFIG | {"torch_dtype": "bfloat16"}, safetensors(NAMES, "BF16")))
     scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 32}  # fmt: skip
     write("safetensors", "scaled", folder(CONFIG | {"rope_scaling": scaling}, safetensors({"a": [2, 3]})))
     write("safetensors", "gemma", folder(CONFIG | {"model_type": "gemma3_text", "sliding_window": 16}, safetensors({})))
+
+    # A small folder of each quantization scheme; zeros are valid codes, scales, zero points and indices.
+    def quantized(name, config, shapes):
+        write("safetensors", name, folder(CONFIG | {"quantization_config": config}, safetensors(shapes)))
+
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": 8, "desc_act": True, "sym": False}
+    parts = {"x.qweight": ("I32", [2, 8]), "x.qzeros": ("I32", [2, 1]), "x.scales": ("F16", [2, 8])}
+    quantized("gptq", gptq, parts | {"x.g_idx": ("I32", [16])})
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "version": "gemm"}
+    quantized("awq", awq, parts | {"x.qweight": ("I32", [16, 1])})
+    fp8 = {"quant_method": "fp8", "weight_block_size": [2, 128]}
+    quantized("fp8", fp8, {"x.weight": ("F8_E4M3", [4, 128]), "x.weight_scale_inv": [2, 1]})
+    blocks = {"x_blocks": ("U8", [2, 3, 1, 16]), "x_scales": ("U8", [2, 3, 1])}
+    quantized("mxfp4", {"quant_method": "mxfp4"}, blocks)
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
+    groups = {"a": {"weights": weights}}
+    compressed = {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": groups}
+    scales = {"x.weight_scale": ("BF16", [4, 1]), "x.weight_zero_point": ("I8", [4, 1])}
+    quantized("int8", compressed, {"x.weight": ("I8", [4, 8])} | scales)
 
 
 def make_tokenizer_json():
