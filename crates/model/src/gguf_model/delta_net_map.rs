@@ -26,6 +26,10 @@ impl TensorMapper<'_> {
         let shape = config.delta_net.expect("checked with the configuration");
         let (to, hidden, heads) = (self.target, config.hidden_size, shape.num_value_heads);
         let (channels, width) = (shape.num_channels(), shape.output_size());
+        // First, because a damaged configuration names more channels than fit into memory, and the file has no such
+        // convolution.
+        let convolution = ModulePath::new(names.delta_convolution, layer);
+        let dtype = self.finder.taps(convolution, channels, shape.num_taps)?.info.dtype;
         let order = |start: usize, len: usize| reordered(shape, self.order, start, len);
         let values = order(channels - width, shape.value_size);
         let channel_rows: Vec<usize> = (0..channels - width).chain(values).collect();
@@ -54,9 +58,7 @@ impl TensorMapper<'_> {
                 self.gathered((name, &[heads, hidden]), to, layer, &[heads, hidden], head_rows.clone())?;
             }
         }
-        let path = ModulePath::new(names.delta_convolution, layer);
-        let dtype = self.finder.taps(path, channels, shape.num_taps)?.info.dtype;
-        let recipe = TensorRecipe::Gathered { name: self.finder.name(path, "weight"), rows: channel_rows };
+        let recipe = TensorRecipe::Gathered { name: self.finder.name(convolution, "weight"), rows: channel_rows };
         let target = ModulePath::new(to.delta_convolution, layer).name("weight");
         self.push(target, dtype, &[channels, shape.num_taps], recipe);
         self.delta_net_vectors(layer, shape, head_rows)?;

@@ -60,7 +60,7 @@ impl Loader<'_> {
         let path = |template: &'static str| ModulePath::new(template, layer);
         let (qkv_gate, beta_time_step) = (path(names.delta_qkv_gate), path(names.delta_beta_time_step));
         let [input, gate] = if self.finder.exists(qkv_gate) {
-            self.parts(qkv_gate, qkv_gate_rows(shape), hidden)?
+            self.parts(qkv_gate, shape.num_channels() + shape.output_size(), || qkv_gate_rows(shape), hidden)?
         } else {
             [
                 self.linear(path(names.delta_qkv), shape.num_channels(), hidden)?,
@@ -68,7 +68,7 @@ impl Loader<'_> {
             ]
         };
         let [beta, time_step] = if self.finder.exists(beta_time_step) {
-            self.parts(beta_time_step, beta_time_step_rows(shape), hidden)?
+            self.parts(beta_time_step, 2 * heads, || beta_time_step_rows(shape), hidden)?
         } else {
             [
                 self.linear(path(names.delta_beta), heads, hidden)?,
@@ -107,14 +107,16 @@ impl Loader<'_> {
         Ok(self.backend.weight(taps)?)
     }
 
-    /// Loads a matrix whose rows, and those of its bias, belong to two maps: the rows of each, in its order.
+    /// Loads a matrix of `total` rows which, like those of its bias, belong to two maps: `parts` returns the rows of
+    /// each, in its order. It is called once the file is known to have that many: a damaged configuration names more
+    /// than fit into memory.
     pub(super) fn parts(
         &mut self,
         path: ModulePath,
-        parts: [Vec<usize>; 2],
+        total: usize,
+        parts: impl FnOnce() -> [Vec<usize>; 2],
         cols: usize,
     ) -> Result<[Linear; 2], Error> {
-        let total = parts.iter().map(Vec::len).sum();
         let whole = self.host(&self.finder.name(path, "weight"), total, cols)?;
         let bias = self.finder.name(path, "bias");
         let bias = if self.finder.has(&bias) { Some(self.floats(&bias, total)?) } else { None };
@@ -125,7 +127,8 @@ impl Loader<'_> {
             let bias = bias.map(|bias| self.vector(&bias)).transpose()?;
             Ok(Linear { weight: self.backend.linear_weight(weight)?, bias })
         };
-        let [first, second] = parts;
+        let [first, second] = parts();
+        debug_assert_eq!(first.len() + second.len(), total);
         Ok([part(&first)?, part(&second)?])
     }
 }

@@ -43,9 +43,11 @@ impl Loader<'_> {
             None => (names.query, hidden),
             Some(rank) => (names.query_up, rank),
         };
-        let [plain_query, rotary_query] = self.parts(path(query), query_rows(num_heads, latent), width)?;
-        let key_rows = [0..latent.latent_size, latent.latent_size..latent.row_size()].map(Iterator::collect);
-        let [latent_map, rotary_key] = self.parts(path(names.latent), key_rows, hidden)?;
+        let num_query_rows = num_heads * latent.key_size();
+        let [plain_query, rotary_query] =
+            self.parts(path(query), num_query_rows, || query_rows(num_heads, latent), width)?;
+        let key_rows = || [0..latent.latent_size, latent.latent_size..latent.row_size()].map(Iterator::collect);
+        let [latent_map, rotary_key] = self.parts(path(names.latent), latent.row_size(), key_rows, hidden)?;
         let (key_maps, value_maps) = if self.finder.exists(path(names.latent_up)) {
             self.joint_head_maps(path(names.latent_up), latent)?
         } else {

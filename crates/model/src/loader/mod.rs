@@ -157,8 +157,8 @@ impl Loader<'_> {
             let (has_key, has_value) = (kv_from.is_none(), kv_from.is_none() && !keys_as_values);
             let path = ModulePath::new(names.query, layer);
             let query = if config.attention_gate {
-                let rows = query_gate_rows(config.num_heads, config.head_size);
-                let [query, of_output] = self.parts(path, rows, hidden)?;
+                let (heads, size) = (config.num_heads, config.head_size);
+                let [query, of_output] = self.parts(path, 2 * heads * size, || query_gate_rows(heads, size), hidden)?;
                 gate = Some(of_output);
                 query
             } else {

@@ -40,7 +40,7 @@ fn load_error(path: &Path, context_len: Option<usize>) -> String {
 #[test]
 fn invalid_settings_are_rejected_by_name() {
     type Change = fn(&mut Value);
-    let cases: [(&str, &str, Change, &[&str]); 26] = [
+    let cases: [(&str, &str, Change, &[&str]); 28] = [
         ("llama2", "architecture", |c| c["model_type"] = json!("mamba"), &["mamba", "llama", "qwen3-moe", "xglm"]),
         ("llama2", "zero-heads", |c| c["num_attention_heads"] = json!(0), &["number of heads"]),
         ("llama2", "zero-kv-heads", |c| c["num_key_value_heads"] = json!(0), &["number of kv heads"]),
@@ -117,6 +117,22 @@ fn invalid_settings_are_rejected_by_name() {
         ("smollm2", "untied", |c| c["tie_word_embeddings"] = json!(false), &["lm_head.weight"]),
         ("mistral", "window", |c| c["sliding_window"] = json!(0), &["sliding window"]),
         ("mixtral", "experts", |c| c["num_experts_per_tok"] = json!(5), &["experts used", "1 to 4"]),
+        // Sizes that are allowed alone, and whose product fits no memory: the tensor's shape is checked before.
+        (
+            "deepseek3",
+            "huge-queries",
+            |c| {
+                ["num_attention_heads", "num_key_value_heads"].map(|key| c[key] = json!(1 << 24));
+                ["qk_nope_head_dim", "qk_head_dim"].map(|key| c[key] = json!(1 << 20));
+            },
+            &["q_b_proj"],
+        ),
+        (
+            "qwen35-text",
+            "huge-queries",
+            |c| ["num_attention_heads", "head_dim"].into_iter().for_each(|key| c[key] = json!(1 << 22)),
+            &["self_attn.q_proj"],
+        ),
         ("gpt2", "switch", |c| c["scale_attn_weights"] = json!(false), &["scale_attn_weights"]),
     ];
     for (golden, name, change, expected) in cases {
