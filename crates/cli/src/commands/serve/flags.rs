@@ -15,6 +15,7 @@ use crate::flags::compute::ComputeArgs;
 use crate::flags::guard::GuardArgs;
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
+use crate::flags::usage_error::OrUsage;
 use crate::terminal::log::LogFormat;
 
 /// Serve models over HTTP: APIs of OpenAI, Anthropic, Ollama and llama.cpp
@@ -327,8 +328,9 @@ enum ForwardedHeaderArg {
 impl ServeArgs {
     /// Opens the file of stored responses.
     pub(super) fn responses_db(&self) -> anyhow::Result<Option<ResponseDatabase>> {
-        let open =
-            |path: &PathBuf| ResponseDatabase::open(path).map_err(|error| anyhow::anyhow!("--responses-db {error}"));
+        let open = |path: &PathBuf| {
+            ResponseDatabase::open(path).map_err(|error| anyhow::anyhow!("--responses-db {error}")).or_usage()
+        };
         self.bounds.responses_db.as_ref().map(open).transpose()
     }
 
