@@ -251,12 +251,15 @@ impl DecoderConfig {
 
     fn check_positions(&self) -> Result<(), Error> {
         let Positions::Rope { tables, .. } = &self.positions else { return Ok(()) };
+        let largest_head = (0..self.layers.len()).map(|layer| self.key_heads(layer).head_size).max().unwrap_or(0);
         for rope in tables {
             let bad = |expected: String, found: String| {
                 Err(Error::BadSetting { key: "rotary positions".into(), expected, found })
             };
-            if rope.rotary_size == 0 || !rope.rotary_size.is_multiple_of(2) {
-                return bad("an even rotary size above 0".into(), rope.rotary_size.to_string());
+            // Before frequencies are computed: a damaged file names more pairs than fit into memory.
+            if rope.rotary_size == 0 || !rope.rotary_size.is_multiple_of(2) || rope.rotary_size > largest_head {
+                let expected = format!("an even rotary size from 2 to {largest_head}, the size of a head");
+                return bad(expected, rope.rotary_size.to_string());
             }
             if !(rope.base.is_finite() && rope.base > 0.0) {
                 return bad("a positive base".into(), rope.base.to_string());
