@@ -58,7 +58,7 @@ fn a_folder_is_served_and_its_models_are_listed_and_stopped() {
     let mut served = Served::start(&home, &flags, &[("PELLUCID_API_KEY", "a-long-secret")]);
     assert!(served.start_up.contains("this model of the folder is not served"), "{}", served.start_up);
     assert!(served.start_up.contains("memory: up to "), "{}", served.start_up);
-    assert!(served.next_line("this model is loaded now").contains("alpha"));
+    assert!(served.next_line("loading this model").contains("alpha"));
     assert!(served.next_line("this model is loaded on demand").contains("beta"));
     assert!(served.next_line("ready").contains("alpha"));
     let url = format!("http://{}", served.address);

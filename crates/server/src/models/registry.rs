@@ -25,6 +25,9 @@ use crate::http::error::{ApiError, RETRY_SOON_S};
 use crate::metrics::TenantMemory;
 use crate::metrics::models::ModelMetrics;
 
+/// Reason in the log for unloading a model whose time without requests is over.
+const KEPT: &str = "keep_alive";
+
 /// The models of a server with their states.
 #[derive(Debug)]
 pub(crate) struct Models {
@@ -260,7 +263,7 @@ impl Models {
         slot.num_leases -= 1;
         slot.last_used = Instant::now();
         if slot.num_leases == 0 {
-            self.unload_if_expired(&mut slots, index, Instant::now());
+            self.unload_if_expired(&mut slots, index, Instant::now(), KEPT);
             drop(slots);
             self.notify();
         }
@@ -311,10 +314,11 @@ impl Models {
             match self.fit(&slots, index) {
                 // A model that is not to stay loaded would be unloaded at once.
                 Fit::Unload(others) if others.is_empty() && self.keep_alive != KeepAlive::UNLOAD => {
-                    tracing::info!(model = entry.id, memory = needed, "this model is loaded now");
+                    tracing::info!(model = entry.id, memory = needed, "loading this model");
                     slots[index].state = State::Loading(0.0);
                     chosen.push(index);
                 }
+                _ if self.never_fits(index) => tracing::warn!("{}", self.never_fits_text(index)),
                 _ => tracing::info!(model = entry.id, memory = needed, "this model is loaded on demand"),
             }
         }
@@ -348,7 +352,13 @@ impl Models {
     }
 
     /// Unloads a model if it is idle and its time is over. Returns the time at which that will be.
-    fn unload_if_expired(self: &Arc<Models>, slots: &mut [Slot], index: usize, now: Instant) -> Option<Instant> {
+    fn unload_if_expired(
+        self: &Arc<Models>,
+        slots: &mut [Slot],
+        index: usize,
+        now: Instant,
+        reason: &'static str,
+    ) -> Option<Instant> {
         let slot = &slots[index];
         let is_idle = matches!(slot.state, State::Ready(_)) && !slot.is_used();
         let KeepAlive::For(time) = slot.keep_alive else { return None };
@@ -359,7 +369,7 @@ impl Models {
         if expires > now {
             return Some(expires);
         }
-        self.start_unload(slots, index, "keep_alive");
+        self.start_unload(slots, index, reason);
         None
     }
 
@@ -370,7 +380,7 @@ impl Models {
             changed.borrow_and_update();
             let next = {
                 let (mut slots, now) = (self.lock(), Instant::now());
-                (0..slots.len()).filter_map(|index| self.unload_if_expired(&mut slots, index, now)).min()
+                (0..slots.len()).filter_map(|index| self.unload_if_expired(&mut slots, index, now, KEPT)).min()
             };
             match next {
                 Some(next) => drop(tokio::time::timeout_at(next.into(), changed.changed()).await),
@@ -388,7 +398,7 @@ impl Models {
             {
                 let mut slots = self.lock();
                 slots[index].keep_alive = KeepAlive::UNLOAD;
-                self.unload_if_expired(&mut slots, index, Instant::now());
+                self.unload_if_expired(&mut slots, index, Instant::now(), "requested");
                 if !matches!(slots[index].state, State::Unloading) {
                     return;
                 }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use axum::http::StatusCode;
 use pellucid_engine::scheduler::within_share;
 use pellucid_engine::{Error as EngineError, TenantId};
 
@@ -115,7 +116,7 @@ impl Models {
                     slots[index].is_blocked = false;
                 }
                 Fit::Wait => {}
-                Fit::No { bytes_in_use, num_in_use } if !self.fits_beside(self.entries[index].memory_bytes, None) => {
+                Fit::No { bytes_in_use, num_in_use } if self.never_fits(index) => {
                     return Err(self.does_not_fit(index, bytes_in_use, num_in_use));
                 }
                 Fit::No { .. } => slots[index].is_blocked = true,
@@ -170,8 +171,38 @@ impl Models {
         ApiError::unavailable("model_load_failed", message, 10).param("model")
     }
 
+    /// Whether a model fits only if models were unloaded that never are.
+    pub(super) fn never_fits(&self, index: usize) -> bool {
+        !self.fits_beside(self.entries[index].memory_bytes, None)
+    }
+
+    /// Says of a model that never fits what it needs and what there is.
+    pub(super) fn never_fits_text(&self, index: usize) -> String {
+        let ServedModel { id, memory_bytes, .. } = &self.entries[index];
+        let fixed = self.entries.iter().filter(|entry| entry.is_fixed());
+        let (num_fixed, fixed_bytes) =
+            fixed.fold((0, 0_u64), |(count, bytes), entry| (count + 1, bytes.saturating_add(entry.memory_bytes)));
+        let needed = bytes_text(*memory_bytes);
+        let limits = match (self.bounds.max_bytes, self.bounds.max_loaded) {
+            (Some(max), _) if fixed_bytes.saturating_add(*memory_bytes) > max => {
+                format!("--max-memory allows {} for all models", bytes_text(max))
+            }
+            (_, max) => format!("--max-models allows {} loaded models", max.unwrap_or(usize::MAX)),
+        };
+        let taken = match num_fixed {
+            0 => String::new(),
+            _ => format!(", of which models that stay loaded take {}", bytes_text(fixed_bytes)),
+        };
+        format!("the model {id:?} can never be loaded: it needs {needed} of memory, and {limits}{taken}")
+    }
+
     fn does_not_fit(&self, index: usize, bytes_in_use: u64, num_in_use: usize) -> ApiError {
         let ServedModel { id, memory_bytes, .. } = &self.entries[index];
+        if self.never_fits(index) {
+            // Without `Retry-After`: it would not help.
+            let message = self.never_fits_text(index);
+            return ApiError::refused(StatusCode::SERVICE_UNAVAILABLE, "model_does_not_fit", message).param("model");
+        }
         let message = match self.bounds.max_bytes {
             Some(max) if bytes_in_use.saturating_add(*memory_bytes) > max => format!(
                 "the model {id:?} needs {} of memory, but of the {} for all models, {} are in use by models that \

@@ -304,7 +304,10 @@ fn a_model_larger_than_the_limit_is_refused_with_the_numbers() {
     let error = &json_of(&refused)["error"];
     assert_eq!((refused.status, &error["code"]), (503, &json!("model_does_not_fit")));
     let message = error["message"].as_str().unwrap();
-    assert!(message.contains("needs 100.0 MB") && message.contains("of the 2.0 MB"), "{message}");
+    let expected = "the model \"huge\" can never be loaded: it needs 100.0 MB of memory, and --max-memory allows 2.0 MB \
+                    for all models";
+    assert_eq!(message, expected);
+    assert_eq!(refused.header("retry-after"), None, "another try would not help");
     text(&ask(&server, MODEL));
 }
 
