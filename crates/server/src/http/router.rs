@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Version, header};
 use axum::middleware::{self, Next};
 use axum::routing::get;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -209,8 +209,14 @@ fn check_headers(request: &Request<Body>) -> Result<(), ApiError> {
     Err(ApiError::refused(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", message))
 }
 
-/// Refuses a second header where two would let a proxy and this server disagree on who sends a request to whom.
+/// Refuses a second header where two would let a proxy and this server disagree on who sends a request to whom, and a
+/// request of HTTP/1.1 without a host, as RFC 9112 demands.
 fn check_repeated(request: &Request<Body>) -> Result<(), ApiError> {
+    let has_host = request.headers().contains_key(header::HOST) || request.uri().host().is_some();
+    if request.version() == Version::HTTP_11 && !has_host {
+        let message = "a request of HTTP/1.1 needs the header host";
+        return Err(ApiError::refused(StatusCode::BAD_REQUEST, "missing_host", message));
+    }
     for name in [header::AUTHORIZATION, header::HOST, header::CONTENT_TYPE, HeaderName::from_static("x-api-key")] {
         if request.headers().get_all(&name).iter().nth(1).is_some() {
             let message = format!("the header {name} must not be repeated");

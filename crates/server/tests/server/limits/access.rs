@@ -223,6 +223,19 @@ fn a_removed_key_is_refused_at_once() {
 }
 
 #[test]
+fn a_request_without_a_host_is_refused() {
+    let server = Server::start();
+    let ask = |head: &str| {
+        let mut stream = server.connect();
+        stream.write_all(head.as_bytes()).unwrap();
+        Response::read(&mut BufReader::new(stream)).status
+    };
+    assert_eq!(ask("GET /health HTTP/1.1\r\nConnection: close\r\n\r\n"), 400);
+    assert_eq!(ask("GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"), 200, "the control");
+    assert_eq!(ask("GET /health HTTP/1.0\r\n\r\n"), 200, "HTTP/1.0 has no such header");
+}
+
+#[test]
 fn repeated_headers_are_refused() {
     let server = with_keys();
     let ask = |headers: &[(&str, &str)]| server.request("GET", "/v1/models", headers, b"");
