@@ -83,7 +83,10 @@ impl ReplyMiss {
             MissReason::NoSnapshot => {
                 format!("the block after {reused} tokens is cached, but no snapshot of the model's state is")
             }
-            MissReason::New => format!("no cached prompt goes on after {reused} tokens"),
+            MissReason::New if reused == 0 => "no prompt with this beginning is cached".to_owned(),
+            MissReason::New => {
+                format!("the block after {reused} tokens is not cached; only whole blocks of tokens are")
+            }
         }
     }
 }

@@ -147,7 +147,7 @@ function reasonOf({ reason, reused_tokens: reused, position }: CacheMiss): strin
     case "new":
       return reused === 0
         ? "No prompt of yours with this beginning is cached."
-        : `No cached prompt of yours goes on after ${reused} tokens.`;
+        : `The block after ${reused} tokens is not cached; only whole blocks of tokens are.`;
   }
 }
 

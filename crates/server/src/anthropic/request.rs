@@ -195,7 +195,9 @@ fn read_context_management(fields: &mut Fields) -> Result<(), ApiError> {
 
 /// Reads fields of this server that Anthropic's API does not have: what repeats or explains a reply.
 fn read_ours(fields: &mut Fields, body: &mut ChatBody) {
-    for name in ["seed", "min_p", "chat_template_kwargs", "cache_salt", "priority", "timeout_ms", "speculate"] {
+    const OURS: [&str; 8] =
+        ["seed", "min_p", "chat_template_kwargs", "cache_salt", "priority", "timeout_ms", "speculate", "loop_guard"];
+    for name in OURS {
         body.set(name, fields.take(name), name);
     }
 }

@@ -31,8 +31,8 @@ const RENAMED: [(&str, &str); 4] = [
     ("dry_penalty_last_n", "dry_range"),
 ];
 /// Fields about slots and caches, on which no reply depends here.
-const WITHOUT_EFFECT: [&str; 8] =
-    ["id_slot", "slot_id", "cache_prompt", "n_keep", "n_cache_reuse", "timings_per_token", "n_discard", "min_keep"];
+const WITHOUT_EFFECT: [&str; 7] =
+    ["id_slot", "slot_id", "cache_prompt", "n_keep", "n_cache_reuse", "timings_per_token", "n_discard"];
 
 /// Reads a request of `/completion`.
 pub(super) fn completion(value: Json, model: &LoadedModel, limits: &Limits, tenant: &Tenant) -> Result<Spec, ApiError> {
@@ -157,6 +157,7 @@ fn refuse(fields: &mut Fields) -> Result<(), ApiError> {
         ("return_tokens", "use /tokenize"),
         ("return_progress", "progress is not reported"),
         ("response_fields", "all fields are returned"),
+        ("min_keep", "steps of the sampler keep at least one token"),
         ("samplers", "use samplers of /v1/completions, whose names of steps differ"),
         ("lora", "adapters are not supported"),
         ("n_indent", "indentation is not enforced"),

@@ -61,7 +61,12 @@ pub(crate) async fn props(
 ) -> Result<Response<Body>, ApiError> {
     let model = app.first_text(&caller.tenant).await?;
     let text = |id: Option<u32>| id.map(|id| model.tokenizer.decode(&[id], false));
-    let defaults = json!({ "n_ctx": model.context_len, "params": default_parameters(&model) });
+    // Clients read plain values here; `/v1/models` has the source of each.
+    let mut params = default_parameters(&model);
+    for (_, option) in params.as_object_mut().into_iter().flatten() {
+        *option = option["value"].take();
+    }
+    let defaults = json!({ "n_ctx": model.context_len, "params": params });
     let props = json!({
         "default_generation_settings": defaults,
         "total_slots": model.engine.max_sequences(),

@@ -73,7 +73,10 @@ pub(crate) async fn pull(
 ) -> Result<Response<Body>, ApiError> {
     let (body, permit) = receive_body(&app, &caller, request, false).await?;
     if !caller.tenant.config.pull {
-        let message = "this key may not pull models; `pull = true` in the keys file allows it";
+        let message = match app.tenants.current().has_keys() {
+            true => "this key may not pull models; `pull = true` in the keys file allows it",
+            false => "a server without keys pulls no models for clients; a keys file can allow it with `pull = true`",
+        };
         return Err(ApiError::refused(StatusCode::FORBIDDEN, "pull_not_allowed", message));
     }
     let PullRequest { name, streams } = body.parse_apart(caller.tenant.clone(), PullRequest::read).await?;

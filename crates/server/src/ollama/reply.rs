@@ -138,10 +138,11 @@ fn end(reply: &mut Value, finish: Option<&Finish>, sampling: &Sampling, summary:
     reply["pellucid"] = json!(Extension::new(sampling, summary));
 }
 
-/// Returns Ollama's reason. Others than these two are told in `pellucid.endings`.
+/// Returns Ollama's reason, or `content_filter`, which Ollama has none for. Others are told in `pellucid.endings`.
 fn done_reason(finish: &Finish) -> &'static str {
     match finish {
         Finish::MaxTokens | Finish::ContextFull | Finish::Deadline => "length",
+        Finish::ContentFilter { .. } => "content_filter",
         _ => "stop",
     }
 }

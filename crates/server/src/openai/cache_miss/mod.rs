@@ -12,7 +12,7 @@ pub(crate) struct MissReport {
     reused_tokens: usize,
     /// `differs`: the nearest cached prompt has another token at `position`; `evicted`: the next block was cached and
     /// has been evicted; `other_salt`: it is cached under another `cache_salt`; `no_snapshot`: it is cached, but no
-    /// snapshot of the model's recurrent state; `new`: no cached prompt goes on from there.
+    /// snapshot of the model's recurrent state; `new`: the next whole block of tokens is not cached.
     reason: &'static str,
     /// The reason as a sentence.
     sentence: String,

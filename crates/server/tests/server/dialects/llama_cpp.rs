@@ -109,6 +109,7 @@ fn refusals_name_the_field() {
     for (fields, named) in [
         (json!({ "n_probs": 5 }), "n_probs"),
         (json!({ "samplers": ["top_k"] }), "samplers"),
+        (json!({ "min_keep": 2 }), "min_keep"),
         (json!({ "temperature": -1 }), "temperature"),
         (json!({ "grammar": "root ::= [" }), "grammar"),
         (json!({ "grammar": "root ::= \"a\"", "json_schema": {} }), "json_schema"),
@@ -138,6 +139,7 @@ fn routes_without_v1_and_properties_are_served() {
     assert_eq!(server.get("/models").ok(), server.get("/v1/models").ok());
     let props = server.get("/props").ok();
     assert_eq!((&props["total_slots"], &props["default_generation_settings"]["n_ctx"]), (&json!(8), &json!(256)));
+    assert_eq!(props["default_generation_settings"]["params"]["temperature"], json!(1.0));
     assert_eq!(server.get("/slots").ok().as_array().unwrap().len(), 8);
     // With several tenants, slots need the right to metrics.
     let keys =

@@ -64,6 +64,20 @@ fn a_blocked_reply_ends_with_content_filter_everywhere() {
 }
 
 #[test]
+fn a_blocked_reply_has_its_own_reason_in_ollamas_api() {
+    let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "hello" }], "stream": false,
+                       "options": { "num_predict": 30, "seed": 1 } });
+    let ask = |server: &Server| server.post("/api/chat", &body.to_string()).ok();
+    let whole = ask(&Server::start());
+    let text = whole["message"]["content"].as_str().unwrap();
+    let last: String = text.chars().skip(text.chars().count() / 2).collect();
+    assert!(!last.is_empty() && whole["done_reason"] != "content_filter", "the control: {whole}");
+    let expression: String = last.chars().map(|c| format!("\\x{{{:x}}}", u32::from(c))).collect();
+    let blocked = ask(&guarded(&format!("(?-i){expression}")));
+    assert_eq!(blocked["done_reason"], "content_filter", "{blocked}");
+}
+
+#[test]
 fn a_blocked_prompt_gets_400_and_never_reaches_the_engine() {
     let server = guarded("forbidden\\s{1,3}words?");
     for body in [
