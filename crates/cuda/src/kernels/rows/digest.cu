@@ -27,7 +27,7 @@ struct DigestQuery {
 struct RowSummary {
     double totals[2];
     u32 is_plain, has_all, num_top, num_finalists;
-    u32 assumed;  // the token that is assumed to be sampled, or NOBODY
+    u32 assumed;  // the token that is assumed to be sampled, or NO_TOKEN
     u32 unused;
     u32 top_ids[NUM_TOP];
     float top_logits[NUM_TOP];
@@ -51,13 +51,13 @@ struct DigestRows {
 
 #define INFINITE __int_as_float(0x7f800000)
 
-static const u32 NOBODY = 0xffffffffu;
+static const u32 NO_TOKEN = 0xffffffffu;
 
 // Sets the token that the next step assumes for the row. If there is none, it continues with token 0, and its results
 // are discarded.
 DEVICE void assume(const DigestRows& d, u32 row, u32 token) {
     d.out[row].assumed = token;
-    d.assumed[row] = token == NOBODY ? 0 : token;
+    d.assumed[row] = token == NO_TOKEN ? 0 : token;
 }
 
 // e^x for x at most 0: the sampler's own, operation by operation.
@@ -278,7 +278,7 @@ DEVICE void assume_of_top(const DigestRows& d, u32 row, u32 num_top, bool has_al
     u32 thread = threadIdx.x, lane = thread % 32;
     DigestQuery query = d.queries[row];
     if (query.k == 0) {
-        if (thread == 0) assume(d, row, NOBODY);
+        if (thread == 0) assume(d, row, NO_TOKEN);
         return;
     }
     u32 num_highest = min(num_top, query.k);
@@ -402,7 +402,7 @@ DEVICE void select_top(const DigestRows& d, u32 row) {
     // If the whole row races, `find_finalists` finds the first.
     bool assumes = !d.queries[row].races;
     if (!is_plain) {
-        if (thread == 0 && assumes) assume(d, row, NOBODY);
+        if (thread == 0 && assumes) assume(d, row, NO_TOKEN);
         return;
     }
     u32 len = sorted_len(gathered);
@@ -462,7 +462,7 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     float largest = row_largest(d, row);
     if (!(fabsf(largest) < INFINITE) || !query.races) {
         if (thread == 0) out.num_finalists = 0;
-        if (thread == 0 && query.races) assume(d, row, NOBODY);
+        if (thread == 0 && query.races) assume(d, row, NO_TOKEN);
         return;
     }
     if (thread == 0) num_blocks_close = num_finalists = 0;
@@ -496,7 +496,7 @@ DEVICE void find_finalists(const DigestRows& d, u32 row, u32* blocks) {
     __syncthreads();
     if (thread != 0) return;
     out.num_finalists = num_finalists <= MAX_FINALISTS ? num_finalists : 0;
-    assume(d, row, num_finalists > 0 ? (u32)first : NOBODY);
+    assume(d, row, num_finalists > 0 ? (u32)first : NO_TOKEN);
 }
 
 // Three blocks of threads for each row, one for each part of the digest. The first needs only logits and maxima, which

@@ -7,10 +7,10 @@ use crate::pinned::Plain;
 
 pub(crate) const KERNELS: &[&str] = &["digest_maxima", "digest_weights", "digest_select"];
 
-/// `NUM_TOP`, `MAX_FINALISTS` and `NOBODY` of digest.cu, and `BLOCK` and `LANES`.
+/// `NUM_TOP`, `MAX_FINALISTS` and `NO_TOKEN` of digest.cu, and `BLOCK` and `LANES`.
 pub(crate) const NUM_TOP: usize = 256;
 const MAX_FINALISTS: usize = 16;
-const NOBODY: u32 = u32::MAX;
+const NO_TOKEN: u32 = u32::MAX;
 const BLOCK: usize = 64;
 const LANES: usize = 16;
 /// Maximum parts and blocks of a row: a thread of `largest_but` holds 32 maxima of parts.
@@ -91,7 +91,7 @@ impl RowSummary {
         digest.is_plain = self.is_plain != 0;
         digest.has_all = self.has_all != 0;
         digest.totals = self.totals;
-        digest.assumed = Some(self.assumed).filter(|&token| token != NOBODY);
+        digest.assumed = Some(self.assumed).filter(|&token| token != NO_TOKEN);
         pairs(&self.top_ids, &self.top_logits, self.num_top, &mut digest.top);
         pairs(&self.finalist_ids, &self.finalist_logits, self.num_finalists, &mut digest.finalists);
     }
