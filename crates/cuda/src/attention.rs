@@ -1,10 +1,10 @@
 //! Attention and the memory of keys and values: chooses kernels and fills in their parameters.
 
-use pellucid_tensor::{Attend, Attention, DType, Error, KvLayer, RotateAndStore, StoreKv, Tensor};
+use pellucid_tensor::{Attend, Attention, DType, Error, HeadShape, KvLayer, Rope, Tensor, Values};
 
 use crate::gpu::{Gpu, Purpose};
 use crate::kernels::attention::decode;
-use crate::kernels::attention::prefill::{self, AttentionParameter, Kernel, Work};
+use crate::kernels::attention::prefill::{self, AttentionParameter, Kernel, ValuePart, Work};
 use crate::kernels::attention::store_kv::{self, ExpandParameter, RotateParameter, StoreParameter};
 use crate::kernels::rows::elementwise;
 use crate::memory::{floats, floats_mut, read};
@@ -20,21 +20,41 @@ struct KvBlocks {
     tables: u64,
 }
 
+/// Rows of keys and values, and where they are stored.
+#[derive(Clone, Copy)]
+pub(crate) struct Stored<'a> {
+    /// `None` if the values are parts of the keys.
+    pub(crate) values: Option<&'a Tensor>,
+    pub(crate) slots: &'a [u32],
+    pub(crate) shape: HeadShape,
+}
+
+/// Parts of attention that only [`Gpu::attend`] knows.
+#[derive(Default)]
+pub(crate) struct Extras<'a> {
+    /// A score for each head.
+    sinks: Option<&'a Tensor>,
+    /// Rotates and stores queries, keys and values first.
+    rotate: Option<RotateParameter>,
+    /// The first dimension of a stored value that is a part of the value.
+    first_value: usize,
+}
+
 impl Gpu {
     /// Writes keys and values into their slots.
-    pub(crate) fn store_kv(&mut self, store: &StoreKv<'_>, kv: &KvLayer) -> Result<(), Error> {
-        let parameter = self.store_parameter(floats(store.keys), store, kv)?;
-        store_kv::store(&self.device, store.slots.len(), &parameter)
+    pub(crate) fn store_kv(&mut self, keys: &Tensor, stored: Stored<'_>, kv: &KvLayer) -> Result<(), Error> {
+        let parameter = self.store_parameter((keys, floats(keys)), stored, kv)?;
+        store_kv::store(&self.device, stored.slots.len(), &parameter)
     }
 
     pub(crate) fn rotate_and_store(
         &mut self,
-        call: RotateAndStore<'_>,
-        queries: &mut Tensor,
-        keys: &mut Tensor,
+        rope: Rope<'_>,
+        stored: Stored<'_>,
+        [queries, keys]: [&mut Tensor; 2],
         kv: &mut KvLayer,
     ) -> Result<(), Error> {
-        let (rotate, store) = self.rotate_parameters(call, queries, keys, kv)?;
+        let (rotate, store) = self.rotate_parameters(rope, stored, [queries, keys], kv)?;
         self.launch_rotate(&rotate, store.as_ref())
     }
 
@@ -47,17 +67,17 @@ impl Gpu {
     /// stores: values are rounded in groups, after all values of a group are rotated.
     fn rotate_parameters(
         &mut self,
-        call: RotateAndStore<'_>,
-        queries: &mut Tensor,
-        keys: &mut Tensor,
+        rope: Rope<'_>,
+        stored: Stored<'_>,
+        [queries, keys]: [&mut Tensor; 2],
         kv: &mut KvLayer,
     ) -> Result<(RotateParameter, Option<StoreParameter>), Error> {
-        let RotateAndStore { rope, values, slots, shape } = call;
+        let Stored { slots, shape, .. } = stored;
         let pairs = rope.angles.cols() / 2;
         assert_eq!((rope.angles.rows(), queries.rows(), rope.head_size), (keys.rows(), keys.rows(), shape.head_size));
         assert!(2 * pairs <= shape.head_size && queries.cols() == shape.num_heads * shape.head_size);
         let address = floats_mut(keys);
-        let store = self.store_parameter(address, &StoreKv { keys, values, slots, shape }, kv)?;
+        let store = self.store_parameter((keys, address), stored, kv)?;
         let stores_later = store.storage == store_kv::Q8;
         let rotate = RotateParameter {
             // With no blocks the kernel stores nothing.
@@ -84,42 +104,46 @@ impl Gpu {
     ) -> Result<(), Error> {
         let Attend { rope, values, slots, positions, sequences, block_tables, shape, .. } = call;
         let Attend { scale, soft_cap, window, sinks, .. } = call;
-        let values = values.rows();
+        let (values, first_value) = match values {
+            Values::Rows(values) => (Some(values), 0),
+            Values::InKeys { first } => (None, first),
+        };
+        let stored = Stored { values, slots, shape };
         let mut rotate_later = None;
         match rope {
             Some(rope) => {
-                let call = RotateAndStore { rope, values, slots, shape };
-                let (rotate, store) = self.rotate_parameters(call, queries, keys, kv)?;
+                let (rotate, store) = self.rotate_parameters(rope, stored, [&mut *queries, keys], kv)?;
                 if store.is_none() && self.current.is_step() {
                     rotate_later = Some(rotate);
                 } else {
                     self.launch_rotate(&rotate, store.as_ref())?;
                 }
             }
-            None => self.store_kv(&StoreKv { keys, values, slots, shape }, kv)?,
+            None => self.store_kv(keys, stored, kv)?,
         }
         let attention = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
-        self.attention(attention, sinks, rotate_later, out)
+        self.attention(attention, Extras { sinks, rotate: rotate_later, first_value }, out)
     }
 
-    /// Attends, after queries and keys are rotated and stored as `rotate` says. `sinks` has a score for each head.
+    /// Attends, after queries and keys are rotated and stored if that is still to be done.
     pub(crate) fn attention(
         &mut self,
         attention: Attention<'_>,
-        sinks: Option<&Tensor>,
-        rotate: Option<RotateParameter>,
+        Extras { sinks, rotate, first_value }: Extras<'_>,
         out: &mut Tensor,
     ) -> Result<(), Error> {
         let shape = attention.shape;
-        let (num_rows, cols) = (attention.queries.rows(), shape.num_heads * shape.head_size);
-        assert_eq!((attention.queries.cols(), out.rows(), out.cols()), (cols, num_rows, cols));
+        let value_size = shape.head_size - first_value;
+        let num_rows = attention.queries.rows();
+        assert_eq!(attention.queries.cols(), shape.num_heads * shape.head_size);
+        assert_eq!((out.rows(), out.cols()), (num_rows, shape.num_heads * value_size));
         assert_eq!(attention.positions.len(), num_rows);
         assert!(sinks.is_none_or(|sinks| sinks.len() == shape.num_heads), "a sink for each head");
         if let Some(why) = prefill::refusal(shape) {
             return Err(self.device.refuse("attention", why));
         }
         self.storage(attention.kv)?;
-        let mut kernel = Kernel::of(attention.kv.keys.dtype(), shape).expect("a format with a kernel");
+        let mut kernel = Kernel::of_layer(attention.kv, shape).expect("a format with a kernel");
         let chunk_len = ChunkLen::of(attention.sequences);
         let row_by_row = chunk_len != ChunkLen::Long;
         let storage = match kernel {
@@ -138,7 +162,8 @@ impl Gpu {
         let longest = attention.positions.iter().max().map_or(0, |&position| position as usize + 1);
         let mut blocks = KvBlocks {
             keys: read(&attention.kv.keys),
-            values: read(&attention.kv.values),
+            // Values that are parts of keys lie where the keys lie.
+            values: read(if attention.kv.values.rows() == 0 { &attention.kv.keys } else { &attention.kv.values }),
             tables: self.index(Purpose::BlockTables, attention.block_tables)?,
         };
         if kernel.expands() && !row_by_row {
@@ -151,7 +176,7 @@ impl Gpu {
         // If tiles wait to be merged, a limited number of rows at a time: every row gets as much memory as the longest
         // needs.
         let most = num_rows.max(1);
-        let (partial, rows_at_once) = match prefill::partial_bytes(shape, tiles) {
+        let (partial, rows_at_once) = match prefill::partial_bytes(shape.num_heads, value_size, tiles) {
             0 => (0, most),
             of_row => {
                 let rows = (MAX_PARTIAL / of_row).clamp(1, most);
@@ -188,11 +213,12 @@ impl Gpu {
             num_stored: attention.kv.keys.len() as u64,
             sinks: sinks.map_or(0, floats),
         };
+        let values = ValuePart { first: first_value as u32, size: value_size as u32 };
         for start in (0..num_rows).step_by(rows_at_once) {
             let rows = start..num_rows.min(start + rows_at_once);
-            let part = parameter.of_rows(rows.clone());
+            let part = parameter.of_rows(rows.clone(), values);
             match storage {
-                None => prefill::attend(&self.device, kernel, &part)?,
+                None => prefill::attend(&self.device, kernel, &part, values)?,
                 Some(storage) => {
                     let rotate = rotate.as_ref().map(|rotate| rotate.of_rows(rows));
                     let arrived = self.counters(decode::num_counters(&part))?;
@@ -226,23 +252,28 @@ impl Gpu {
         Ok(KvBlocks { keys: parameter.keys, values: parameter.values, tables })
     }
 
-    fn store_parameter(&mut self, keys: u64, store: &StoreKv<'_>, kv: &KvLayer) -> Result<StoreParameter, Error> {
-        let shape = store.shape;
+    fn store_parameter(
+        &mut self,
+        (keys, address): (&Tensor, u64),
+        Stored { values, slots, shape }: Stored<'_>,
+        kv: &KvLayer,
+    ) -> Result<StoreParameter, Error> {
         let cols = shape.num_kv_heads * shape.head_size;
-        assert_eq!((store.keys.cols(), store.values.cols()), (cols, cols));
-        assert_eq!((store.keys.rows(), store.values.rows()), (store.slots.len(), store.slots.len()));
+        assert_eq!((keys.rows(), keys.cols()), (slots.len(), cols));
+        assert!(values.is_none_or(|values| (values.rows(), values.cols()) == (slots.len(), cols)));
+        assert_eq!(values.is_none(), kv.values.rows() == 0, "values are stored unless they are parts of keys");
         Ok(StoreParameter {
-            keys,
-            values: floats(store.values),
+            keys: address,
+            values: values.map_or(0, floats),
             key_blocks: read(&kv.keys),
             value_blocks: read(&kv.values),
-            slots: self.index(Purpose::Slots, store.slots)?,
+            slots: self.index(Purpose::Slots, slots)?,
             num_kv_heads: shape.num_kv_heads as u32,
             head_size: shape.head_size as u32,
             block_len: shape.block_len as u32,
             num_blocks: kv.keys.rows() as u32,
             storage: self.storage(kv)?,
-            in_panels: Kernel::of(kv.keys.dtype(), shape).map_or(0, Kernel::in_panels),
+            in_panels: Kernel::of_layer(kv, shape).map_or(0, Kernel::in_panels),
         })
     }
 

@@ -5,16 +5,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pellucid_tensor::{
-    Activation, Attend, Attention, Backend, DType, DigestTicket, Error, ExpertMlp, Extension, GatedMlpCall, HostFloats,
-    HostWeight, Input, KvLayer, Linear, Output, Residual, Rope, RotateAndStore, Routing, RowDigest, RowQuery,
-    StepIndex, StepMemo, StoreKv, TableRows, Tensor, TokenSlots,
+    Activation, Attend, Attention, Backend, DType, DeltaNet, DigestTicket, Error, ExpertMlp, Extension, GatedMlpCall,
+    HostFloats, HostWeight, Input, KvLayer, Linear, Mamba2, Output, PlainMlp, Residual, Rope, RotateAndStore, Routing,
+    RowDigest, RowQuery, ShortConvolution, StepIndex, StepMemo, StoreKv, TableRows, Tensor, TokenSlots,
 };
 
+use crate::attention::{Extras, Stored};
 use crate::cublas::CublasLt;
 use crate::driver::{Device, Grid};
 use crate::gpu::{Conversion, Gpu, Purpose};
 use crate::kernels;
-use crate::kernels::rows::elementwise::{self, Angles, Elementwise, Embed, Gather, ReadBytes, Rotation};
+use crate::kernels::rows::elementwise::{
+    self, Angles, Elementwise, Embed, GateByColumns, Gather, JoinHeads, ReadBytes, Rotation,
+};
 use crate::kernels::rows::norm::Norm;
 use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
 use crate::pinned::Pinned;
@@ -106,8 +109,13 @@ impl Backend for CudaBackend {
     }
 
     fn supports(&self, extension: Extension) -> bool {
-        use Extension::{AttentionSinks, ClampedSwiglu, ExpertBiases, SigmoidRouter};
-        matches!(extension, AttentionSinks | ClampedSwiglu | ExpertBiases | SigmoidRouter)
+        // A new extension must be decided here.
+        use Extension::*;
+        match extension {
+            AttentionSinks | ClampedSwiglu | ExpertBiases | SigmoidRouter | ShortConvolution | ExpertScales => true,
+            LayerInputs | LayerScales | DeltaNet | SigmoidGates | LatentAttention | Mamba2 => true,
+            PlainExperts | SquaredRelu => true,
+        }
     }
 
     fn free_memory(&self) -> Option<u64> {
@@ -369,8 +377,58 @@ impl Backend for CudaBackend {
         self.gpu().gate(elementwise::activation_code(activation), up, gate)
     }
 
+    fn sigmoid_gate(&self, gate: &Tensor, x: &mut Tensor) -> Result<(), Error> {
+        assert_eq!(gate.rows(), x.rows());
+        assert!([1, x.cols()].contains(&gate.cols()), "a gate for each value, or one for the row");
+        let (len, cols, pitch) = (x.len() as u64, x.cols() as u32, gate.cols() as u32);
+        let parameter = GateByColumns { x: floats_mut(x), by: floats(gate), len, cols, pitch, activation: 0 };
+        parameter.launch(&self.device, "sigmoid_gate")
+    }
+
+    fn gate_by_columns(
+        &self,
+        activation: Activation,
+        inputs: &Tensor,
+        first: usize,
+        gate: &mut Tensor,
+    ) -> Result<(), Error> {
+        assert_eq!(inputs.rows(), gate.rows());
+        assert!(first + gate.cols() <= inputs.cols(), "columns of the inputs");
+        let parameter = GateByColumns {
+            x: floats_mut(gate),
+            by: floats(inputs) + 4 * first as u64,
+            len: gate.len() as u64,
+            cols: gate.cols() as u32,
+            pitch: inputs.cols() as u32,
+            activation: elementwise::activation_code(activation),
+        };
+        parameter.launch(&self.device, "gate_columns")
+    }
+
+    fn scale(&self, factor: f32, x: &mut Tensor) -> Result<(), Error> {
+        let parameter = Elementwise { x: floats_mut(x), y: 0, len: x.len() as u64, cap: factor, activation: 0 };
+        elementwise::launch(&self.device, "scale", parameter)
+    }
+
     fn expert_mlp(&self, mlp: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error> {
         experts::expert_mlp(&mut self.gpu(), &mlp, out)
+    }
+
+    fn plain_expert_mlp(&self, mlp: ExpertMlp<'_, PlainMlp>, out: Output<'_>) -> Result<(), Error> {
+        experts::one_matrix::plain_expert_mlp(&mut self.gpu(), &mlp, out)
+    }
+
+    fn map_heads(&self, x: &Tensor, maps: &[Linear], out: &mut Tensor) -> Result<(), Error> {
+        experts::one_matrix::map_heads(&mut self.gpu(), x, maps, out)
+    }
+
+    fn join_heads(&self, num_heads: usize, parts: [&Tensor; 2], out: &mut Tensor) -> Result<(), Error> {
+        let rows = parts.map(Tensor::rows);
+        assert_eq!((rows, out.cols()), ([out.rows(); 2], parts[0].cols() + parts[1].cols()));
+        assert!(parts.iter().all(|part| part.cols().is_multiple_of(num_heads)), "whole heads");
+        let cols = parts.map(|part| (part.cols() / num_heads) as u32);
+        let parameter = JoinHeads { parts: parts.map(floats), out: floats_mut(out), len: out.len() as u64, cols };
+        parameter.launch(&self.device)
     }
 
     fn rope_angles(&self, positions: &[u32], frequencies: &[f32], factor: f32, out: &mut Tensor) -> Result<(), Error> {
@@ -404,7 +462,8 @@ impl Backend for CudaBackend {
     }
 
     fn store_kv(&self, store: StoreKv<'_>, kv: &mut KvLayer) -> Result<(), Error> {
-        self.gpu().store_kv(&store, kv)
+        let StoreKv { keys, values, slots, shape } = store;
+        self.gpu().store_kv(keys, Stored { values: Some(values), slots, shape }, kv)
     }
 
     fn rotate_and_store(
@@ -414,11 +473,12 @@ impl Backend for CudaBackend {
         keys: &mut Tensor,
         kv: &mut KvLayer,
     ) -> Result<(), Error> {
-        self.gpu().rotate_and_store(call, queries, keys, kv)
+        let RotateAndStore { rope, values, slots, shape } = call;
+        self.gpu().rotate_and_store(rope, Stored { values: Some(values), slots, shape }, [queries, keys], kv)
     }
 
     fn attention(&self, attention: Attention<'_>, out: &mut Tensor) -> Result<(), Error> {
-        self.gpu().attention(attention, None, None, out)
+        self.gpu().attention(attention, Extras::default(), out)
     }
 
     fn attend(
@@ -430,5 +490,22 @@ impl Backend for CudaBackend {
         out: &mut Tensor,
     ) -> Result<(), Error> {
         self.gpu().attend(call, queries, keys, kv, out)
+    }
+
+    fn short_convolution(
+        &self,
+        call: ShortConvolution<'_>,
+        memory: &mut Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        self.gpu().short_convolution(&call, memory, out)
+    }
+
+    fn delta_net(&self, call: DeltaNet<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {
+        self.gpu().delta_net(&call, memory, out)
+    }
+
+    fn mamba2(&self, call: Mamba2<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {
+        self.gpu().mamba2(&call, memory, out)
     }
 }

@@ -22,6 +22,7 @@ mod module;
 mod pinned;
 mod probe;
 mod products;
+mod recurrence;
 mod step;
 mod upload;
 

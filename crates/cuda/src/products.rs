@@ -142,12 +142,13 @@ impl Gpu {
         let last = self.products(x, norm, &mut [(gate, &mut *gate_out), (up, &mut *up_out)], true)?;
         let code = elementwise::activation_code(activation);
         match last {
-            LastProduct::Fused(mut product, dtype) if product.is_pair() => {
+            LastProduct::Fused(mut product, dtype) if product.is_pair() && activation != Activation::SquaredRelu => {
                 product.gate_by(code);
                 self.launch_fused(product, dtype, false)
             }
             LastProduct::GatePair(mut product, dtype) => {
-                let operand = operand_of_gate(gate_out).filter(|operand| operand.is_bf16 != 0);
+                let is_epilogue = activation != Activation::SquaredRelu;
+                let operand = operand_of_gate(gate_out).filter(|operand| operand.is_bf16 != 0 && is_epilogue);
                 if let Some(operand) = operand {
                     product.round_to(operand);
                     product.gate_by(code);

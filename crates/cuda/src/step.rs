@@ -8,14 +8,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use pellucid_tensor::{Error, RowQuery, SequenceSpan, StepIndex, StepMemo, TokenSource};
+use pellucid_tensor::{Error, RowQuery, SequenceSpan, StateSpan, StepIndex, StepMemo, TokenSource};
 
 use crate::backend::CudaBackend;
 use crate::driver::{Device, loses_context};
 use crate::gpu::{Gpu, Purpose};
 use crate::kernels::attention::prefill::FLASH_TILE;
+use crate::kernels::recurrence::CONVOLVED_RUN;
 use crate::kernels::rows::digest::Query;
 use crate::kernels::rows::elementwise;
+use crate::recurrence::{SPAN_WORDS, save_words, span_words};
 
 /// Maximum rows of a step that is recorded: with more, kernels run longer than their launches take.
 pub(crate) const MAX_RECORDED_ROWS: usize = 512;
@@ -27,6 +29,8 @@ const MAX_RECORDINGS: usize = 256;
 /// values that are read once for several rows save more than the distribution of tiles over blocks.
 const MAX_SHORT_CHUNK: usize = 16;
 const MAX_SHORT_ROWS: usize = 256;
+// The convolutions of a recorded step have one run of rows for each sequence.
+const _: () = assert!(MAX_SHORT_CHUNK <= CONVOLVED_RUN);
 
 /// The lengths of a step's chunks, as far as kernels and recordings depend on them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -57,6 +61,8 @@ pub(crate) struct Current {
     tables: Vec<(usize, usize, u64)>,
     /// The spans that the row tables were made from: address, length, and the address of the row tables.
     spans: Option<(usize, usize, u64)>,
+    /// The states of the step's sequences: address of the slice, its length, address of their tables.
+    states: Option<(usize, usize, u64)>,
     /// The tokens of the step's rows: address of the slice, its length, address of its copy.
     ids: Option<(usize, usize, u64)>,
     /// The digest queries of the step's logits: address of the slice, its length, address of its copy.
@@ -78,6 +84,10 @@ impl Current {
 
     pub(crate) fn find_spans(&self, spans: &[SequenceSpan]) -> Option<u64> {
         found(self.spans, spans)
+    }
+
+    pub(crate) fn find_states(&self, states: &[StateSpan]) -> Option<u64> {
+        found(self.states, states)
     }
 
     pub(crate) fn find_ids(&self, ids: &[TokenSource]) -> Option<u64> {
@@ -102,6 +112,8 @@ struct Key {
     num_wanted: usize,
     /// Number of wanted rows, or 0.
     num_queries: usize,
+    /// Number of sequences of a model with states, or 0.
+    num_states: usize,
     /// Tiles of the longest context, rounded up to a power of two: launches depend on it.
     tiles: usize,
     kv_address: usize,
@@ -192,8 +204,8 @@ pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32
 }
 
 impl Gpu {
-    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted rows
-    /// and queries; the block tables come last.
+    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted rows,
+    /// queries and states; the block tables and saves come last.
     fn begin_step(&mut self, index: &StepIndex<'_>) -> Result<(), Error> {
         // By the first step all weights are on the device.
         self.staging.clear();
@@ -204,8 +216,13 @@ impl Gpu {
         let ids: Vec<u32> = index.ids.iter().map(|&id| elementwise::token_code(id)).collect();
         let row_tables = row_tables(index.sequences, index.ids.len());
         let queries: Vec<u32> = index.queries.iter().flat_map(|query| Query::from(query).words()).collect();
-        let parts = [&ids, index.positions, index.slots, index.wanted, &row_tables, &queries, index.block_tables];
-        let mut offsets = [0; 7];
+        // The saves lie after the block tables, because steps of the same size differ in their number.
+        let saves_at = index.states.len() * SPAN_WORDS + index.block_tables.len();
+        let spans = span_words(index.sequences, index.states, saves_at);
+        let saves = if index.states.is_empty() { Vec::new() } else { save_words(index.saves) };
+        let tables = index.block_tables;
+        let parts = [&ids, index.positions, index.slots, index.wanted, &row_tables, &queries, &spans, tables, &saves];
+        let mut offsets = [0; 9];
         let mut len = 0;
         for (part, offset) in parts.iter().zip(&mut offsets) {
             *offset = len;
@@ -222,12 +239,13 @@ impl Gpu {
         }
         piece.upload(len, base)?;
         let at = |i: usize| base + 4 * offsets[i] as u64;
-        let slices = [(index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 6)];
+        let slices = [(index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 7)];
         self.current = Current {
             tables: slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect(),
             ids: Some((index.ids.as_ptr().addr(), index.ids.len(), at(0))),
             spans: Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4))),
             queries: Some((index.queries.as_ptr().addr(), index.queries.len(), at(5))),
+            states: Some((index.states.as_ptr().addr(), index.states.len(), at(6))),
             is_recording: false,
         };
         Ok(())
@@ -271,6 +289,7 @@ impl CudaBackend {
             num_rows: index.ids.len(),
             num_wanted: index.wanted.len(),
             num_queries: index.queries.len(),
+            num_states: index.states.len(),
             tiles: longest.div_ceil(FLASH_TILE).next_power_of_two(),
             kv_address: index.kv_address,
         };
@@ -383,6 +402,7 @@ mod tests {
             num_rows,
             num_wanted: num_rows,
             num_queries: 0,
+            num_states: 0,
             tiles: 1,
             kv_address: 0,
         };

@@ -188,6 +188,8 @@ impl Batch {
             wanted: &self.wanted,
             sequences: &self.sequences,
             block_tables: &self.block_tables,
+            states: if kv.has_states() { &self.states } else { &[] },
+            saves: &self.saves,
             queries,
             kv_address: kv.layers.as_ptr().addr(),
         }

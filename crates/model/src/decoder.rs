@@ -344,15 +344,15 @@ impl Model for Decoder {
     fn is_asynchronous(&self, num_rows: usize) -> bool {
         let experts_are_asynchronous =
             |experts: Experts| self.backend.experts_are_asynchronous(num_rows, experts.num_experts, experts.routing);
-        // A step that is launched ahead may compute a position twice, but a state advances only once.
+        // A step that is launched ahead may compute a position twice, but a state advances only once. Without such
+        // steps, a row whose digest is not enough is still there to be read.
         !self.config.has_state()
             && self.backend.is_asynchronous()
             && self.config.experts.is_none_or(experts_are_asynchronous)
     }
 
     fn supports_digests(&self) -> bool {
-        // A row whose digest is not enough is computed again, but a state advances only once.
-        !self.config.has_state() && self.backend.digest_len(self.config.vocab_size).is_some()
+        self.backend.digest_len(self.config.vocab_size).is_some()
     }
 
     fn token_slots(&self) -> TokenSlots {

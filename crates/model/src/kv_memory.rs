@@ -82,6 +82,11 @@ impl KvMemory {
         Ok((0..config.num_layers_with_predictor()).map(of_layer).fold(hidden, usize::saturating_add))
     }
 
+    /// Whether a layer has slots for recurrent states.
+    pub(crate) fn has_states(&self) -> bool {
+        self.states.iter().any(Option::is_some)
+    }
+
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }

@@ -112,10 +112,16 @@ pub fn run(
             let name = format!("wide experts have the same bits in any chunks, {scheme}");
             reports.check(&name, &|| models::wide_layers(backend, "qwen3-30b-a3b", scheme));
         }
-        if backend.supports(Extension::DeltaNet) {
+        for (extension, what, shape) in [
+            (Extension::DeltaNet, "wide delta nets", "qwen3.5-0.8b"),
+            (Extension::Mamba2, "wide Mamba-2 layers", "granite-4.0-h-1b"),
+            (Extension::LatentAttention, "wide latent attention", "deepseek-v2-lite"),
+        ] {
             for scheme in ["bf16", "q4_k_m"] {
-                let name = format!("wide delta nets have the same bits in any chunks, {scheme}");
-                reports.check(&name, &|| models::wide_layers(backend, "qwen3.5-0.8b", scheme));
+                if backend.supports(extension) {
+                    let name = format!("{what} have the same bits in any chunks, {scheme}");
+                    reports.check(&name, &|| models::wide_layers(backend, shape, scheme));
+                }
             }
         }
         if backend.supports(Extension::AttentionSinks) {

@@ -6,6 +6,7 @@
 
 mod in_panels;
 pub(crate) mod on_device;
+pub(crate) mod one_matrix;
 
 use std::ops::Range;
 
@@ -15,7 +16,7 @@ use crate::driver::Grid;
 use crate::gpu::{Gpu, Purpose};
 use crate::kernels::matmul::linear::LinearProduct;
 use crate::kernels::rows::elementwise::{self, Elementwise, Gather};
-use crate::kernels::rows::route_experts::{AddWeighted, MAX_GROUPS, MAX_SELECTED, Route};
+use crate::kernels::rows::route_experts::{AddWeighted, MAX_GROUPS, MAX_SELECTED, Route, ScaleExperts};
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
 
@@ -23,6 +24,10 @@ pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, mut out: Output<'_>
     let (num_rows, hidden, num_experts) = (mlp.x.rows(), mlp.x.cols(), mlp.experts.len());
     assert_eq!(mlp.router_logits.cols(), num_experts);
     assert!(mlp.routing.num_selected <= num_experts.min(MAX_SELECTED));
+    if mlp.activation == Activation::SquaredRelu {
+        let why = "squared ReLU as the activation of a gate has no kernel; it has one for experts without gates";
+        return Err(gpu.device.refuse("experts", why));
+    }
     if on_device::expert_mlp(gpu, mlp, &mut out)? {
         return Ok(());
     }
@@ -73,7 +78,7 @@ struct RowsByExpert {
 
 /// How to select the experts of every row, in ascending order. The result has all selected experts, then all their
 /// weights.
-pub(crate) fn routing(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error> {
+pub(crate) fn routing<Expert>(gpu: &mut Gpu, mlp: &ExpertMlp<'_, Expert>) -> Result<Route, Error> {
     let (num_rows, num_selected) = (mlp.x.rows(), mlp.routing.num_selected);
     let len = num_rows * num_selected;
     let (num_groups, selected_groups) = mlp.routing.groups.unwrap_or((0, 0));
@@ -95,9 +100,24 @@ pub(crate) fn routing(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<Route, Error
     })
 }
 
+/// Selects the experts of every row, and multiplies their weights by the experts' factors.
+pub(crate) fn launch_route<Expert>(gpu: &Gpu, mlp: &ExpertMlp<'_, Expert>, route: &Route) -> Result<(), Error> {
+    route.launch(&gpu.device)?;
+    let Some(scales) = mlp.expert_scales else { return Ok(()) };
+    assert_eq!(scales.len(), mlp.experts.len(), "a factor for each expert");
+    let num_pairs = mlp.x.rows() * mlp.routing.num_selected;
+    let parameter = ScaleExperts {
+        experts: route.experts,
+        weights: route.weights,
+        scales: floats(scales),
+        num_pairs: num_pairs as u32,
+    };
+    gpu.device.launch("scale_experts", Grid::items(num_pairs, 128), &parameter)
+}
+
 fn choose(gpu: &mut Gpu, mlp: &ExpertMlp<'_>) -> Result<RowsByExpert, Error> {
     let (route, num_selected) = (routing(gpu, mlp)?, mlp.routing.num_selected);
-    route.launch(&gpu.device)?;
+    launch_route(gpu, mlp, &route)?;
     let len = mlp.x.rows() * num_selected;
     let mut found = vec![0u32; 2 * len];
     gpu.device.download(route.experts, &mut found)?;

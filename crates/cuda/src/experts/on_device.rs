@@ -71,7 +71,7 @@ pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, out: &mut Output<'_
     }
     let route = super::routing(gpu, mlp)?;
     if in_panels {
-        route.launch(&gpu.device)?;
+        super::launch_route(gpu, mlp, &route)?;
         let results = in_panels::launch(gpu, mlp, kind, &route)?;
         add_up(gpu, mlp, &route, results, out)?;
     } else {
@@ -96,14 +96,14 @@ fn launch_pairs_or_items(
     let down = down_product(gated, kind, hidden, gpu.scratch(Purpose::ExpertDown, num_pairs * hidden * 4)?);
     let most_cols = hidden.max(kind.width);
     if kind.has_f32() || !stay_pairs(device, num_rows, num_pairs, mlp.experts.len(), most_cols) {
-        route.launch(device)?;
+        super::launch_route(gpu, mlp, route)?;
         launch_items(gpu, mlp, kind, route.experts, [gated, down])?;
         return add_up(gpu, mlp, route, down.out, out);
     }
     // Two launches do everything: routing with gate and up, and the sum of each row with down.
-    let is_fused = route.can_be_fused();
+    let is_fused = route.can_be_fused() && mlp.expert_scales.is_none();
     if !is_fused {
-        route.launch(device)?;
+        super::launch_route(gpu, mlp, route)?;
     }
     let gated_route = if is_fused { *route } else { Route::NONE };
     ExpertProduct { chosen: route.experts, route: gated_route, ..gated }.launch_pairs(device, kind.gated, num_pairs)?;
@@ -129,7 +129,13 @@ fn destination(gpu: &Gpu, num_rows: usize, out: &mut Output<'_>) -> (u64, u64) {
 }
 
 /// Adds up the weighted results of the pairs of each row.
-fn add_up(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, route: &Route, results: u64, out: &mut Output<'_>) -> Result<(), Error> {
+pub(super) fn add_up<Expert>(
+    gpu: &mut Gpu,
+    mlp: &ExpertMlp<'_, Expert>,
+    route: &Route,
+    results: u64,
+    out: &mut Output<'_>,
+) -> Result<(), Error> {
     let num_rows = mlp.x.rows();
     let (cols, num_selected) = (mlp.x.cols() as u32, mlp.routing.num_selected as u32);
     let (out, residual) = destination(gpu, num_rows, out);
@@ -228,21 +234,25 @@ pub(super) fn slices(cols: usize) -> u32 {
     LinearProduct::new(Operand::NONE, 1, cols, &[(0, 0, 0, 1)]).slices
 }
 
-/// Address of `ExpertWeights` of expert_rows.cu for each expert. The copy is kept until other experts replace it.
+/// Address of `ExpertWeights` of expert_rows.cu for each expert.
 pub(super) fn table(gpu: &mut Gpu, experts: &[GatedMlp]) -> Result<u64, Error> {
     let weight = |linear: &Linear| read(&linear.weight);
     let bias = |linear: &Linear| linear.bias.as_ref().map_or(0, floats);
     let addresses_of = |GatedMlp { gate, up, down }: &GatedMlp| {
         [weight(gate), weight(up), weight(down), bias(gate), bias(up), bias(down)]
     };
-    let addresses: Vec<u64> = experts.iter().flat_map(addresses_of).collect();
-    if let Some((_, buffer)) = gpu.expert_tables.get(&addresses[0]).filter(|(known, _)| *known == addresses) {
+    keep_table(gpu, read(&experts[0].gate.weight), experts.iter().flat_map(addresses_of).collect())
+}
+
+/// Address of a table on the device. The copy is kept until another table replaces it whose first matrix is `first`.
+pub(super) fn keep_table(gpu: &mut Gpu, first: u64, addresses: Vec<u64>) -> Result<u64, Error> {
+    if let Some((_, buffer)) = gpu.expert_tables.get(&first).filter(|(known, _)| *known == addresses) {
         return Ok(buffer.address());
     }
     gpu.refuse_while_recording()?;
     let buffer = gpu.device.allocate(addresses.len() * 8)?;
     gpu.device.upload(&addresses, buffer.address())?;
     let address = buffer.address();
-    gpu.expert_tables.insert(addresses[0], (addresses, buffer));
+    gpu.expert_tables.insert(first, (addresses, buffer));
     Ok(address)
 }

@@ -1,11 +1,13 @@
 //! The kernels, in folders by what they do: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles
 //! them into `artifacts/`.
 //!
-//! A `.cu` file includes nothing. The files of `shared/` are put before each of them as text.
+//! A `.cu` file includes nothing. The files of `shared/` are put before each of them as text, and `states.cu` before those
+//! of `recurrence`.
 
 pub(crate) mod attention;
 pub(crate) mod experts;
 pub(crate) mod matmul;
+pub(crate) mod recurrence;
 pub(crate) mod rows;
 
 use pellucid_tensor::DType;
@@ -23,10 +25,23 @@ pub struct KernelFile {
 }
 
 macro_rules! kernel_file {
+    (recurrence, $name:ident) => {
+        kernel_file!(
+            recurrence,
+            $name,
+            concat!(
+                include_str!("recurrence/states.cu"),
+                include_str!(concat!("recurrence/", stringify!($name), ".cu"))
+            )
+        )
+    };
     ($folder:ident, $name:ident) => {
+        kernel_file!($folder, $name, include_str!(concat!(stringify!($folder), "/", stringify!($name), ".cu")))
+    };
+    ($folder:ident, $name:ident, $source:expr) => {
         KernelFile {
             name: stringify!($name),
-            source: include_str!(concat!(stringify!($folder), "/", stringify!($name), ".cu")),
+            source: $source,
             kernels: $folder::$name::KERNELS,
             binary: include_bytes!(concat!("../../artifacts/", stringify!($name), ".fatbin")),
         }
@@ -47,6 +62,9 @@ pub static FILES: &[KernelFile] = &[
     kernel_file!(matmul, many_rows),
     kernel_file!(matmul, many_rows_wgmma),
     kernel_file!(matmul, pack_weight),
+    kernel_file!(recurrence, delta_net),
+    kernel_file!(recurrence, mamba2),
+    kernel_file!(recurrence, short_convolution),
     kernel_file!(rows, cublas_input),
     kernel_file!(rows, digest),
     kernel_file!(rows, elementwise),
@@ -159,10 +177,19 @@ parameters! {
     rows::elementwise::OperandRows,
     rows::elementwise::Angles,
     rows::elementwise::Rotation,
+    rows::elementwise::GateByColumns,
+    rows::elementwise::HeadRows,
+    rows::elementwise::JoinHeads,
     rows::elementwise::ReadBytes,
     rows::norm::Norm,
     rows::route_experts::Route,
     rows::route_experts::AddWeighted,
+    rows::route_experts::ScaleExperts,
+    recurrence::delta_net::DeltaNetParameter,
+    recurrence::delta_net::DeltaNorm,
+    recurrence::mamba2::Mamba2Parameter,
+    recurrence::mamba2::Mamba2Norm,
+    recurrence::short_convolution::ShortConvolutionParameter,
     rows::digest::DigestRows,
     rows::cublas_input::FastRows,
     matmul::pack_weight::PackWeight,
@@ -177,6 +204,7 @@ parameters! {
     attention::store_kv::RotateParameter,
     attention::store_kv::ExpandParameter,
     attention::prefill::AttentionParameter,
+    attention::prefill::WideParameter,
     attention::decode::OneToken,
 }
 

@@ -160,7 +160,9 @@ pub fn attention_rows_with_sinks(backend: &dyn Backend) {
 /// once.
 pub fn attention_rows_of_many_heads(backend: &dyn Backend) {
     let mut harness = Harness { backend, random: RandomData(9) };
-    for (dtype, head_size) in [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128)] {
+    for (dtype, head_size) in
+        [(DType::F16, 128), (DType::Q8_0, 128), (DType::F16, 96), (DType::F32, 128), (DType::F16, 512)]
+    {
         attention_case(
             &mut harness,
             AttentionShape { dtype, head_size, num_heads: 32, window: None, block_len: 32, has_sinks: false },

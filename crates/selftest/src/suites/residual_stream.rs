@@ -343,6 +343,8 @@ impl StepTables {
     fn index(&self) -> StepIndex<'_> {
         let StepTables { ids, positions, blocks, wanted, sequences } = self;
         StepIndex {
+            states: &[],
+            saves: &[],
             ids,
             positions,
             slots: blocks,

@@ -2,7 +2,7 @@
 
 use std::any::Any;
 
-use crate::SequenceSpan;
+use crate::{SequenceSpan, StateSave, StateSpan};
 
 /// The token of a row, or the source from which the device takes it.
 ///
@@ -66,6 +66,9 @@ pub struct StepIndex<'a> {
     pub wanted: &'a [u32],
     pub sequences: &'a [SequenceSpan],
     pub block_tables: &'a [u32],
+    /// The states of each sequence; empty for a model without states.
+    pub states: &'a [StateSpan],
+    pub saves: &'a [StateSave],
     /// The digest queries of the wanted rows; empty if the rows themselves are wanted.
     pub queries: &'a [RowQuery],
     /// Address of the KV memory's list of layers, which identifies the KV memory while it exists.

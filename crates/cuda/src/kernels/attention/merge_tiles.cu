@@ -15,15 +15,17 @@ DEVICE u32 room_for_tiles(u32 num_counted) {
 // Maximum tiles whose factors `attention_merge` holds at a time.
 static const u32 MAX_COUNTED = 4096;
 
-// Merges tiles of any kind and heads of any size, with 128 threads for a head; blockIdx: x = row, y = head.
-KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
+// Merges tiles of any kind, with 128 threads for a head of `hs` values; blockIdx: x = row, y = head. A thread has DIMS
+// dimensions.
+template <int DIMS>
+DEVICE void merge_head(const Attention& a, u32 hs) {
     extern __shared__ uint4 shared_tiles[];
     u32 stage_bytes = room_for_tiles(min(a.max_tiles, MAX_COUNTED));
     float* stage = (float*)shared_tiles;
     float* counts = (float*)((u8*)shared_tiles + stage_bytes);  // [tiles][keep, add, sum]
     __shared__ float warp_largest[4];
     begin();
-    u32 row = blockIdx.x, hs = a.head_size, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 row = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     u32 position = a.positions[row];
     u32 first = a.window && position + 1 > a.window ? position + 1 - a.window : 0;
     u32 begin_tile = first / a.tile_len, num_tiles = position / a.tile_len + 1 - begin_tile;
@@ -40,8 +42,9 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
             for (u32 i = threadIdx.x; i < len; i += 128) stage[i] = numbers[i];
         copy_async_commit();
     };
-    // At most two dimensions a thread.
-    float before = __int_as_float(0xff800000), sum = 0.0f, value[2] = {0.0f, 0.0f};
+    float before = __int_as_float(0xff800000), sum = 0.0f, value[DIMS];
+#pragma unroll
+    for (int i = 0; i < DIMS; i++) value[i] = 0.0f;
     for (u32 start = 0; start < num_tiles; start += MAX_COUNTED) {
         u32 end = min(num_tiles, start + MAX_COUNTED);
         if (start > 0) __syncthreads();
@@ -85,7 +88,7 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
                 const float* numbers = stage + (tile - base) * pitch;
                 sum = joined(sum, count[0], count[2], count[1]);
 #pragma unroll
-                for (u32 i = 0; i < 2; i++)
+                for (u32 i = 0; i < DIMS; i++)
                     if (threadIdx.x + i * 128 < hs) value[i] = joined(value[i], count[0],
                         numbers[threadIdx.x + i * 128], count[1]);
             }
@@ -94,9 +97,19 @@ KERNEL void __launch_bounds__(128) attention_merge(Attention a) {
     sum = __fadd_rn(sum, a.tile_len == FLASH_TILE ? sink_weight<true>(a, blockIdx.y, before) :
         sink_weight<false>(a, blockIdx.y, before));
 #pragma unroll
-    for (u32 i = 0; i < 2; i++)
+    for (u32 i = 0; i < DIMS; i++)
         if (threadIdx.x + i * 128 < hs) a.out[head * hs + threadIdx.x + i * 128] = __fdiv_rn(value[i], sum);
 }
+
+KERNEL void __launch_bounds__(128) attention_merge(Attention a) { merge_head<2>(a, a.head_size); }
+
+// `WideAttention` of prefill.cu.
+struct WideAttention {
+    Attention attention;
+    u32 first_value, value_size;
+};
+
+KERNEL void __launch_bounds__(128) attention_merge_wide(WideAttention w) { merge_head<5>(w.attention, w.value_size); }
 
 // Merges tiles of the tensor-core kernels, with 128 threads for 32 dimensions of a head; blockIdx: x = row, y = head, z
 // = dimensions.

@@ -2,10 +2,11 @@
 
 use pellucid_tensor::Error;
 
-use super::prefill::AttentionParameter;
+use super::prefill::{AttentionParameter, WideParameter};
 use crate::driver::{Device, Grid};
 
-pub(crate) const KERNELS: &[&str] = &["attention_merge", "merge_part_64", "merge_part_128", "merge_part_256"];
+pub(crate) const KERNELS: &[&str] =
+    &["attention_merge", "merge_part_64", "merge_part_128", "merge_part_256", "attention_merge_wide"];
 
 const THREADS: u32 = 128;
 /// Dimensions that a block of `merge_part` takes.
@@ -26,11 +27,19 @@ fn bytes_for_tiles(device: &Device, num_counted: u32) -> u32 {
 
 /// Merges tiles of any kind.
 pub(crate) fn merge(device: &Device, parameter: &AttentionParameter) -> Result<(), Error> {
+    device.launch("attention_merge", merge_grid(device, parameter), parameter)
+}
+
+/// Merges tiles of wide heads.
+pub(crate) fn merge_wide(device: &Device, parameter: &WideParameter) -> Result<(), Error> {
+    device.launch("attention_merge_wide", merge_grid(device, &parameter.attention), parameter)
+}
+
+fn merge_grid(device: &Device, parameter: &AttentionParameter) -> Grid {
     // 72 KiB hold the tiles of 8,192 positions of a common head.
     let counted = parameter.max_tiles.min(MAX_COUNTED);
     let shared_bytes = 12 * counted + bytes_for_tiles(device, counted).min(72 << 10);
-    let grid = Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: THREADS, shared_bytes };
-    device.launch("attention_merge", grid, parameter)
+    Grid { blocks: [parameter.num_rows, parameter.num_heads, 1], threads: THREADS, shared_bytes }
 }
 
 /// Merges many tiles of single tokens on the tensor cores: several blocks for a head.

@@ -45,10 +45,11 @@ DEVICE float load_one(const void* from, u64 i, u64 num_stored) {
 }
 
 // 128 threads for one row and up to G query heads that share a kv head. Thread j scores key j of the tile, then sums
-// dimension j (and j + 128) of the values. blockIdx: x = row, y = kv head and piece of its group, z = tile when each
-// tile has a block.
-template <int S, int G>
-DEVICE void attend(const Attention& a) {
+// dimensions j, j + 128, ... of the values, DIMS of them, from dimension `first_value` of a stored value on: a head of
+// the output has `value_size`. blockIdx: x = row, y = kv head and piece of its group, z = tile when each tile has a
+// block.
+template <int S, int G, int DIMS>
+DEVICE void attend(const Attention& a, u32 first_value, u32 value_size) {
     extern __shared__ float shared[];
     __shared__ float maxima[G][4], sums[G][4];
     begin();
@@ -74,11 +75,12 @@ DEVICE void attend(const Attention& a) {
     }
     const u32* table = a.block_tables + a.first_blocks[row];
     const float nothing = __int_as_float(0xff800000);
-    float values[G][2];
+    float values[G][DIMS];
     Running running[G];
 #pragma unroll
     for (int h = 0; h < G; h++) {
-        values[h][0] = values[h][1] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < DIMS; i++) values[h][i] = 0.0f;
         running[h].largest = nothing;
         running[h].sum = 0.0f;
     }
@@ -125,19 +127,23 @@ DEVICE void attend(const Attention& a) {
         }
         __syncthreads();
         u32 from = max(first, tile * TILE), to = min(position + 1, (tile + 1) * TILE);
-        float tile_values[G][2];
+        float tile_values[G][DIMS];
 #pragma unroll
-        for (int h = 0; h < G; h++) tile_values[h][0] = tile_values[h][1] = 0.0f;
+        for (int h = 0; h < G; h++)
+#pragma unroll
+            for (int i = 0; i < DIMS; i++) tile_values[h][i] = 0.0f;
         for (u32 key = from; key < to; key++) {
             u64 at = (((u64)table[key / a.block_len] * a.num_kv_heads +
-                kv_head) * a.block_len + key % a.block_len) * hs;
-            float v0 = j < hs ? load_one<S>(a.value_blocks, at + j, a.num_stored) : 0.0f;
-            float v1 = j + TILE < hs ? load_one<S>(a.value_blocks, at + j + TILE, a.num_stored) : 0.0f;
+                kv_head) * a.block_len + key % a.block_len) * hs + first_value;
+            float v[DIMS];
+#pragma unroll
+            for (int i = 0; i < DIMS; i++)
+                v[i] = j + i * TILE < value_size ? load_one<S>(a.value_blocks, at + j + i * TILE, a.num_stored) : 0.0f;
 #pragma unroll
             for (int h = 0; h < G; h++) {
                 float weight = weights[h * TILE + key % TILE];
-                tile_values[h][0] = __fmaf_rn(weight, v0, tile_values[h][0]);
-                tile_values[h][1] = __fmaf_rn(weight, v1, tile_values[h][1]);
+#pragma unroll
+                for (int i = 0; i < DIMS; i++) tile_values[h][i] = __fmaf_rn(weight, v[i], tile_values[h][i]);
             }
         }
 #pragma unroll
@@ -146,7 +152,7 @@ DEVICE void attend(const Attention& a) {
             float keep, add;
             merge<false>(running[h], here[h], keep, add);
 #pragma unroll
-            for (int i = 0; i < 2; i++)
+            for (int i = 0; i < DIMS; i++)
                 values[h][i] = joined(values[h][i], keep, tile_values[h][i], add);
         }
         __syncthreads();
@@ -155,15 +161,16 @@ DEVICE void attend(const Attention& a) {
     for (int h = 0; h < G; h++) {
         if (h >= heads) continue;
         u64 head = (u64)row * a.num_heads + first_head + h;
-        float* to = split ? a.partial + (head * a.max_tiles + blockIdx.z) * (hs + TILE_EXTRA) : a.out + head * hs;
+        float* to = split ? a.partial + (head * a.max_tiles + blockIdx.z) * (value_size + TILE_EXTRA)
+                          : a.out + head * value_size;
         float sum = running[h].sum;
         if (!split) sum = __fadd_rn(sum, sink_weight<false>(a, first_head + h, running[h].largest));
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (j + i * TILE < hs) to[j + i * TILE] = split ? values[h][i] : __fdiv_rn(values[h][i], sum);
+        for (int i = 0; i < DIMS; i++)
+            if (j + i * TILE < value_size) to[j + i * TILE] = split ? values[h][i] : __fdiv_rn(values[h][i], sum);
         if (split && j == 0) {
-            to[hs] = running[h].largest;
-            to[hs + 1] = running[h].sum;
+            to[value_size] = running[h].largest;
+            to[value_size + 1] = running[h].sum;
         }
     }
 }
@@ -390,11 +397,27 @@ FLASH(bf16, STORE_BF16, 80)
 FLASH(bf16, STORE_BF16, 96)
 FLASH(bf16, STORE_BF16, 128)
 
-#define ATTENTION(NAME, S)                                                                    \
-    KERNEL void __launch_bounds__(128) attention_##NAME##_1(Attention a) { attend<S, 1>(a); } \
-    KERNEL void __launch_bounds__(128) attention_##NAME##_2(Attention a) { attend<S, 2>(a); } \
-    KERNEL void __launch_bounds__(128) attention_##NAME##_4(Attention a) { attend<S, 4>(a); } \
-    KERNEL void __launch_bounds__(128) attention_##NAME##_8(Attention a) { attend<S, 8>(a); }
+struct WideAttention {
+    Attention attention;
+    // Dimensions of stored values that are summed. The values of latent attention are parts of its keys.
+    u32 first_value, value_size;
+};
+
+// Heads of more than 256 dimensions, and values that are parts of keys.
+template <int S, int G>
+DEVICE void attend_wide(const WideAttention& w) {
+    attend<S, G, 5>(w.attention, w.first_value, w.value_size);
+}
+
+#define ATTENTION(NAME, S)                                                                                       \
+    KERNEL void __launch_bounds__(128) attention_##NAME##_1(Attention a) { attend<S, 1, 2>(a, 0, a.head_size); } \
+    KERNEL void __launch_bounds__(128) attention_##NAME##_2(Attention a) { attend<S, 2, 2>(a, 0, a.head_size); } \
+    KERNEL void __launch_bounds__(128) attention_##NAME##_4(Attention a) { attend<S, 4, 2>(a, 0, a.head_size); } \
+    KERNEL void __launch_bounds__(128) attention_##NAME##_8(Attention a) { attend<S, 8, 2>(a, 0, a.head_size); } \
+    KERNEL void __launch_bounds__(128) attention_wide_##NAME##_1(WideAttention w) { attend_wide<S, 1>(w); }      \
+    KERNEL void __launch_bounds__(128) attention_wide_##NAME##_2(WideAttention w) { attend_wide<S, 2>(w); }      \
+    KERNEL void __launch_bounds__(128) attention_wide_##NAME##_4(WideAttention w) { attend_wide<S, 4>(w); }      \
+    KERNEL void __launch_bounds__(128) attention_wide_##NAME##_8(WideAttention w) { attend_wide<S, 8>(w); }
 
 ATTENTION(f32, STORE_F32)
 ATTENTION(f16, STORE_F16)

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{DType, Error, HeadShape};
+use pellucid_tensor::{DType, Error, HeadShape, KvLayer};
 
 use super::store_kv::storage;
 use super::{decode, merge_tiles, prefill_wgmma};
@@ -43,14 +43,31 @@ pub(crate) const KERNELS: &[&str] = &[
     "flash_split_bf16_128",
     "flash_f16_256",
     "flash_bf16_256",
+    "attention_wide_f32_1",
+    "attention_wide_f32_2",
+    "attention_wide_f32_4",
+    "attention_wide_f32_8",
+    "attention_wide_f16_1",
+    "attention_wide_f16_2",
+    "attention_wide_f16_4",
+    "attention_wide_f16_8",
+    "attention_wide_bf16_1",
+    "attention_wide_bf16_2",
+    "attention_wide_bf16_4",
+    "attention_wide_bf16_8",
+    "attention_wide_q8_1",
+    "attention_wide_q8_2",
+    "attention_wide_q8_4",
+    "attention_wide_q8_8",
 ];
 
 /// Indices in [`KERNELS`] at which families begin. `PLAIN`: by storage and log2 of the heads that a block takes.
 /// `CHUNK`: tensor-core kernels for 16 bits, by storage and head size. `CHUNK_LARGE`: those for heads of 256, by
-/// storage.
+/// storage. `WIDE`: like `PLAIN`, for wide heads and for values that are parts of keys.
 const PLAIN: usize = 0;
 const CHUNK: usize = 16;
 const CHUNK_LARGE: usize = 32;
+const WIDE: usize = 34;
 
 /// Positions in a tile of keys of the plain kernel; tiles begin at multiples of it.
 const TILE: usize = 128;
@@ -58,8 +75,9 @@ const TILE: usize = 128;
 pub(crate) const FLASH_TILE: usize = 64;
 /// Warps of a block on the tensor cores; fewer if each has a tile and they do not fit.
 const FLASH_WARPS: u32 = 4;
-/// The largest head of the plain kernel: two dimensions a thread.
-const MAX_HEAD_SIZE: usize = 2 * TILE;
+/// The largest head of the plain kernel, with two dimensions a thread, and of the wide one, with five.
+const MAX_PLAIN_HEAD: usize = 2 * TILE;
+const MAX_HEAD_SIZE: usize = 5 * TILE;
 
 /// `Attention` of attention_scores.cu.
 #[derive(Debug, Clone, Copy)]
@@ -95,12 +113,12 @@ pub(crate) struct AttentionParameter {
 impl AttentionParameter {
     /// The parameter for a range of rows, if tiles are distributed over blocks: the kernel then takes each row as a
     /// sequence.
-    pub(crate) fn of_rows(&self, rows: Range<usize>) -> AttentionParameter {
-        let numbers = 4 * (rows.start * (self.num_heads * self.head_size) as usize) as u64;
+    pub(crate) fn of_rows(&self, rows: Range<usize>, values: ValuePart) -> AttentionParameter {
+        let numbers = |size: u32| 4 * (rows.start * (self.num_heads * size) as usize) as u64;
         let words = 4 * rows.start as u64;
         AttentionParameter {
-            queries: self.queries + numbers,
-            out: self.out + numbers,
+            queries: self.queries + numbers(self.head_size),
+            out: self.out + numbers(values.size),
             positions: self.positions + words,
             first_blocks: self.first_blocks + words,
             num_rows: rows.len() as u32,
@@ -111,6 +129,28 @@ impl AttentionParameter {
     /// Query heads that share a kv head.
     pub(crate) fn group(&self) -> u32 {
         (self.num_heads / self.num_kv_heads).max(1)
+    }
+}
+
+/// The dimensions of stored values that attention sums: all, except where values are parts of keys.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ValuePart {
+    pub(crate) first: u32,
+    pub(crate) size: u32,
+}
+
+/// `WideAttention` of prefill.cu.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct WideParameter {
+    pub(crate) attention: AttentionParameter,
+    first_value: u32,
+    value_size: u32,
+}
+
+impl WideParameter {
+    pub(crate) fn new(attention: AttentionParameter, values: ValuePart) -> WideParameter {
+        WideParameter { attention, first_value: values.first, value_size: values.size }
     }
 }
 
@@ -126,6 +166,8 @@ pub(crate) fn refusal(shape: HeadShape) -> Option<String> {
 pub(crate) enum Kernel {
     /// The index of the first of a family of four in [`KERNELS`].
     Plain(usize),
+    /// The index of the first of a family of four in [`KERNELS`].
+    Wide(usize),
     /// The index of the one without split; the other follows.
     Flash(usize),
     /// For keys and values in panels: the index of the kernel for chunks, and the storage.
@@ -133,6 +175,15 @@ pub(crate) enum Kernel {
 }
 
 impl Kernel {
+    /// The kernels for a layer's keys and values.
+    pub(crate) fn of_layer(kv: &KvLayer, shape: HeadShape) -> Option<Kernel> {
+        let are_in_keys = kv.values.rows() == 0;
+        match storage(kv.keys.dtype())? as usize {
+            storage if are_in_keys || shape.head_size > MAX_PLAIN_HEAD => Some(Kernel::Wide(WIDE + 4 * storage)),
+            _ => Kernel::of(kv.keys.dtype(), shape),
+        }
+    }
+
     pub(crate) fn of(dtype: DType, shape: HeadShape) -> Option<Kernel> {
         let storage = storage(dtype)? as usize;
         let plain = Kernel::Plain(PLAIN + 4 * storage);
@@ -164,7 +215,7 @@ impl Kernel {
 
     pub(crate) fn tile_len(self) -> usize {
         match self {
-            Kernel::Plain(_) => TILE,
+            Kernel::Plain(_) | Kernel::Wide(_) => TILE,
             Kernel::Flash(_) | Kernel::Panels { .. } => FLASH_TILE,
         }
     }
@@ -174,7 +225,7 @@ impl Kernel {
     pub(crate) fn split_tiles(self, device: &Device, work: Work) -> usize {
         let tiles = work.longest.div_ceil(self.tile_len());
         let splits = match self {
-            Kernel::Plain(_) => {
+            Kernel::Plain(_) | Kernel::Wide(_) => {
                 tiles > 1 && work.num_rows * work.num_kv_heads < 4 * device.num_multiprocessors() as usize
             }
             Kernel::Flash(_) => work.row_by_row,
@@ -198,24 +249,35 @@ pub(crate) struct Work {
 /// `TILE_EXTRA` of attention_scores.cu.
 const TILE_EXTRA: usize = 4;
 
-/// Bytes of the results of the tiles of one row.
-pub(crate) fn partial_bytes(shape: HeadShape, tiles: usize) -> usize {
-    shape.num_heads * tiles * (shape.head_size + TILE_EXTRA) * 4
+/// Bytes of the results of the tiles of one row, with `value_size` values for each head.
+pub(crate) fn partial_bytes(num_heads: usize, value_size: usize, tiles: usize) -> usize {
+    num_heads * tiles * (value_size + TILE_EXTRA) * 4
 }
 
 /// Launches attention of chunks, or of single tokens where decode.cu does not serve.
-pub(crate) fn attend(device: &Device, kernel: Kernel, parameter: &AttentionParameter) -> Result<(), Error> {
+pub(crate) fn attend(
+    device: &Device,
+    kernel: Kernel,
+    parameter: &AttentionParameter,
+    values: ValuePart,
+) -> Result<(), Error> {
     let group = parameter.group();
     let splits = parameter.partial != 0;
     match kernel {
-        Kernel::Plain(family) => {
+        Kernel::Plain(family) | Kernel::Wide(family) => {
             // Heads that a block takes: the group, or pieces of eight.
             let piece = group.next_power_of_two().min(8);
             let tiles = if splits { parameter.max_tiles } else { 1 };
             let blocks = [parameter.num_rows, parameter.num_kv_heads * group.div_ceil(piece), tiles];
             let shared_bytes = piece * (parameter.head_size.next_multiple_of(4) + TILE as u32) * 4;
             let name = KERNELS[family + piece.ilog2() as usize];
-            device.launch(name, Grid { blocks, threads: TILE as u32, shared_bytes }, parameter)?;
+            let grid = Grid { blocks, threads: TILE as u32, shared_bytes };
+            if let Kernel::Wide(_) = kernel {
+                let parameter = WideParameter::new(*parameter, values);
+                device.launch(name, grid, &parameter)?;
+                return if splits { merge_tiles::merge_wide(device, &parameter) } else { Ok(()) };
+            }
+            device.launch(name, grid, parameter)?;
         }
         Kernel::Panels { storage, .. } if device.has_wgmma && parameter.head_size <= 128 => {
             prefill_wgmma::launch(device, storage, parameter)?;

@@ -4,7 +4,7 @@
 
 struct StoreKv {
     const float* keys;    // [rows][kv heads * head_size]
-    const float* values;
+    const float* values;  // null: keys alone are stored
     void* key_blocks;     // [block][kv head][offset][head_size], or in panels: see kv_place
     void* value_blocks;
     const u32* slots;
@@ -30,7 +30,7 @@ KERNEL void store_kv(StoreKv s) {
         u64 at = kv_place((u64)(slot / s.block_len) * s.num_kv_heads + head, slot % s.block_len, i % s.head_size,
             s.head_size, s.block_len, s.in_panels);
         put_number(s.key_blocks, s.storage, at, s.keys[(u64)row * cols + i]);
-        put_number(s.value_blocks, s.storage, at, s.values[(u64)row * cols + i]);
+        if (s.values) put_number(s.value_blocks, s.storage, at, s.values[(u64)row * cols + i]);
     }
 }
 
@@ -40,7 +40,7 @@ KERNEL void store_q8(StoreKv s) {
     u32 row = blockIdx.x, lane = threadIdx.x % 32, cols = s.num_kv_heads * s.head_size, groups = cols / Q8_GROUP;
     u32 slot = s.slots[row];
     if (slot / s.block_len >= s.num_blocks) return;
-    for (u32 item = threadIdx.x / 32; item < 2 * groups; item += blockDim.x / 32) {
+    for (u32 item = threadIdx.x / 32; item < (s.values ? 2 : 1) * groups; item += blockDim.x / 32) {
         u32 col = item % groups * Q8_GROUP;
         float x = (item < groups ? s.keys : s.values)[(u64)row * cols + col + lane];
         float largest = warp_max(magnitude(x));
@@ -101,7 +101,7 @@ KERNEL void rotate_and_store(RotateAndStore s) {
     begin();
     u32 hs = s.store.head_size, singles = hs - 2 * s.pairs;
     u32 turned_items = s.pairs + singles, kv_heads = s.store.num_kv_heads;
-    u32 per_row = (s.num_heads + kv_heads) * turned_items + kv_heads * hs;
+    u32 per_row = (s.num_heads + kv_heads) * turned_items + (s.store.values ? kv_heads * hs : 0);
     u32 index = blockIdx.x * blockDim.x + threadIdx.x;
     u32 row = index / per_row, item = index % per_row;
     if (row >= s.num_rows) return;

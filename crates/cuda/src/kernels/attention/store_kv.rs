@@ -27,6 +27,7 @@ pub(crate) fn storage(dtype: DType) -> Option<u32> {
 #[repr(C)]
 pub(crate) struct StoreParameter {
     pub(crate) keys: u64,
+    /// 0 if keys alone are stored.
     pub(crate) values: u64,
     pub(crate) key_blocks: u64,
     pub(crate) value_blocks: u64,
@@ -63,7 +64,7 @@ pub(crate) struct RotateParameter {
 }
 
 impl RotateParameter {
-    /// The parameter for a range of rows.
+    /// The parameter for a range of rows, of which values are stored too.
     pub(crate) fn of_rows(&self, rows: Range<usize>) -> RotateParameter {
         let StoreParameter { num_kv_heads, head_size, .. } = self.store;
         let numbers = |cols: u32| 4 * (rows.start * cols as usize) as u64;
@@ -86,7 +87,8 @@ impl RotateParameter {
 pub(crate) fn rotate_and_store(device: &Device, parameter: &RotateParameter) -> Result<(), Error> {
     let RotateParameter { store, num_rows, num_heads, pairs, .. } = parameter;
     let rotated = (num_heads + store.num_kv_heads) * (store.head_size - pairs);
-    let items = (rotated + store.num_kv_heads * store.head_size) as usize * *num_rows as usize;
+    let values = if store.values == 0 { 0 } else { store.num_kv_heads * store.head_size };
+    let items = (rotated + values) as usize * *num_rows as usize;
     device.launch("rotate_and_store", Grid::items(items, 256), parameter)
 }
 

@@ -71,17 +71,38 @@ KERNEL void soft_cap(Elementwise e) {
         e.x[i] = __fmul_rn(e.cap, tanhf(__fdiv_rn(e.x[i], e.cap)));
 }
 
+// x *= cap
+KERNEL void scale(Elementwise e) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
+        e.x[i] = __fmul_rn(e.x[i], e.cap);
+}
+
+// Squared ReLU, which no product computes in its epilogue; the other activations follow `Activation`.
+static const u32 SQUARED_RELU = 4;
+
+// max(x, 0)^2; a NaN passes the comparison.
+DEVICE float squared_relu(float x) { return x < 0.0f ? 0.0f : __fmul_rn(x, x); }
+
+DEVICE float activated_of_all(u32 activation, float x) {
+    return activation == SQUARED_RELU ? squared_relu(x) : activated(activation, x);
+}
+
+DEVICE float gated_of_all(u32 activation, float gate, float up) {
+    return activation == SQUARED_RELU ? __fmul_rn(squared_relu(gate), up) : gated(activation, gate, up);
+}
+
 KERNEL void activate(Elementwise e) {
     begin();
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
-        e.x[i] = activated(e.activation, e.x[i]);
+        e.x[i] = activated_of_all(e.activation, e.x[i]);
 }
 
 // x = activation(x) * y
 KERNEL void gate(Elementwise e) {
     begin();
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < e.len; i += (u64)gridDim.x * blockDim.x)
-        e.x[i] = gated(e.activation, e.x[i], e.y[i]);
+        e.x[i] = gated_of_all(e.activation, e.x[i], e.y[i]);
 }
 
 // x = y rounded to bf16
@@ -97,6 +118,60 @@ KERNEL void round_rows(Elementwise e) {
     }
     u64 rest = e.len / 4 * 4 + threadIdx.x;
     if (blockIdx.x == 0 && rest < e.len) to[rest] = float_to_bf16(e.y[rest]);
+}
+
+struct GateByColumns {
+    float* x;         // [rows][cols]
+    const float* by;  // [rows][pitch], of which `gate_columns` reads `cols` columns
+    u64 len;          // of x
+    u32 cols, pitch;
+    u32 activation;
+};
+
+// x = activation(x) * by, of the first columns of `by`
+KERNEL void gate_columns(GateByColumns g) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < g.len; i += (u64)gridDim.x * blockDim.x)
+        g.x[i] = gated_of_all(g.activation, g.x[i], g.by[i / g.cols * g.pitch + i % g.cols]);
+}
+
+// x *= sigmoid(by); a gate of one column (`pitch`) applies to the whole row.
+KERNEL void sigmoid_gate(GateByColumns g) {
+    begin();
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < g.len; i += (u64)gridDim.x * blockDim.x) {
+        float by = g.by[g.pitch == 1 ? i / g.cols : i];
+        g.x[i] = __fmul_rn(g.x[i], __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-by))));
+    }
+}
+
+struct HeadRows {
+    u32* heads;
+    u32 num_pairs, num_heads;
+};
+
+// The head of each pair (row, head).
+KERNEL void heads_of_rows(HeadRows h) {
+    begin();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < h.num_pairs) h.heads[i] = i % h.num_heads;
+}
+
+struct JoinHeads {
+    const float* parts[2];  // [rows][heads * cols]
+    float* out;             // [rows][heads * (cols of both)]
+    u64 len;                // of out
+    u32 cols[2];
+};
+
+// out = the parts of each head, one after the other
+KERNEL void join_heads(JoinHeads j) {
+    begin();
+    u32 width = j.cols[0] + j.cols[1];
+    for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < j.len; i += (u64)gridDim.x * blockDim.x) {
+        u64 head = i / width;
+        u32 col = i % width;
+        j.out[i] = col < j.cols[0] ? j.parts[0][head * j.cols[0] + col] : j.parts[1][head * j.cols[1] + col - j.cols[0]];
+    }
 }
 
 struct GateRows {
@@ -120,7 +195,7 @@ KERNEL void __launch_bounds__(256) gate_with_operand(GateRows g) {
         u32 i = blockIdx.x * PIECE + k * 256 + threadIdx.x;
         float value = 0.0f;
         if (i < g.cols) {
-            value = gated(g.activation, x[i], y[i]);
+            value = gated_of_all(g.activation, x[i], y[i]);
             x[i] = value;
         }
         if (g.operand.is_bf16 && i < g.operand.pitch)

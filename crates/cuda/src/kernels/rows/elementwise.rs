@@ -11,8 +11,13 @@ pub(crate) const KERNELS: &[&str] = &[
     "add",
     "clear",
     "soft_cap",
+    "scale",
     "activate",
     "gate",
+    "gate_columns",
+    "sigmoid_gate",
+    "heads_of_rows",
+    "join_heads",
     "gate_with_operand",
     "make_operand",
     "make_scaled_operand",
@@ -67,6 +72,40 @@ pub(crate) struct Elementwise {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
+pub(crate) struct GateByColumns {
+    pub(crate) x: u64,
+    pub(crate) by: u64,
+    pub(crate) len: u64,
+    pub(crate) cols: u32,
+    pub(crate) pitch: u32,
+    pub(crate) activation: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct HeadRows {
+    pub(crate) heads: u64,
+    pub(crate) num_pairs: u32,
+    pub(crate) num_heads: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct JoinHeads {
+    pub(crate) parts: [u64; 2],
+    pub(crate) out: u64,
+    pub(crate) len: u64,
+    pub(crate) cols: [u32; 2],
+}
+
+impl JoinHeads {
+    pub(crate) fn launch(&self, device: &Device) -> Result<(), Error> {
+        device.launch("join_heads", grid_of_values(device, self.len), self)
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub(crate) struct GateRows {
     pub(crate) x: u64,
     pub(crate) y: u64,
@@ -115,13 +154,16 @@ pub(crate) struct ReadBytes {
     pub(crate) sink: u64,
 }
 
+/// `SQUARED_RELU` of elementwise.cu: only its kernels have it.
+const SQUARED_RELU: u32 = 4;
+
 pub(crate) fn activation_code(activation: Activation) -> u32 {
     match activation {
         Activation::Silu => 0,
         Activation::Gelu => 1,
         Activation::GeluTanh => 2,
         Activation::ClampedSwiglu => 3,
-        Activation::SquaredRelu => unreachable!("`supports` says that there is no squared ReLU"),
+        Activation::SquaredRelu => SQUARED_RELU,
     }
 }
 
@@ -152,10 +194,20 @@ pub(crate) fn row_threads(cols: usize) -> u32 {
 
 /// Launches a kernel that takes each value separately.
 pub(crate) fn launch(device: &Device, kernel: &'static str, parameter: Elementwise) -> Result<(), Error> {
-    // Enough blocks to fill every multiprocessor; each loops over the rest.
+    device.launch(kernel, grid_of_values(device, parameter.len), &parameter)
+}
+
+/// Enough blocks to fill every multiprocessor; each loops over the rest of `len` values.
+fn grid_of_values(device: &Device, len: u64) -> Grid {
     let most = device.num_multiprocessors() * 16;
-    let blocks = parameter.len.div_ceil(256).min(u64::from(most)) as u32;
-    device.launch(kernel, Grid::linear(blocks, 256), &parameter)
+    Grid::linear(len.div_ceil(256).min(u64::from(most)) as u32, 256)
+}
+
+impl GateByColumns {
+    /// Launches `gate_columns` or `sigmoid_gate`.
+    pub(crate) fn launch(&self, device: &Device, kernel: &'static str) -> Result<(), Error> {
+        device.launch(kernel, grid_of_values(device, self.len), self)
+    }
 }
 
 /// Values of a row that a block takes if a row is distributed over blocks, and the maximum number of such pieces.

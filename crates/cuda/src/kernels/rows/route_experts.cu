@@ -15,6 +15,20 @@ DEVICE void route_rows(const Route& r) {
 KERNEL void route(Route r) { route_rows<true>(r); }
 KERNEL void route_by_scores(Route r) { route_rows<false>(r); }
 
+struct ScaleExperts {
+    const u32* experts;   // of each pair (row, selected expert)
+    float* weights;
+    const float* scales;  // of each expert
+    u32 num_pairs;
+};
+
+// The weights of selected experts, times the factors of the experts.
+KERNEL void scale_experts(ScaleExperts s) {
+    begin();
+    u32 i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < s.num_pairs) s.weights[i] = __fmul_rn(s.weights[i], s.scales[s.experts[i]]);
+}
+
 struct AddWeighted {
     const float* y;        // [rows of the expert][cols]
     const u32* rows;       // destination of each

@@ -4,7 +4,7 @@ use pellucid_tensor::Error;
 
 use crate::driver::{Device, Grid};
 
-pub(crate) const KERNELS: &[&str] = &["route", "route_by_scores", "add_weighted"];
+pub(crate) const KERNELS: &[&str] = &["route", "route_by_scores", "scale_experts", "add_weighted"];
 
 /// Maximum experts that `route` selects for a row.
 pub(crate) const MAX_SELECTED: usize = 512;
@@ -64,6 +64,15 @@ impl Route {
         let kernel = if self.is_plain() { "route" } else { "route_by_scores" };
         device.launch(kernel, Grid::items(self.num_rows as usize * 32, 128), self)
     }
+}
+
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct ScaleExperts {
+    pub(crate) experts: u64,
+    pub(crate) weights: u64,
+    pub(crate) scales: u64,
+    pub(crate) num_pairs: u32,
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -17,7 +17,7 @@ struct AttentionCase {
 }
 
 pub(super) fn attention(harness: &mut Harness<'_>) {
-    let sizes = [(4, 2, 64), (3, 1, 80), (2, 2, 96), (8, 2, 128), (4, 4, 256), (3, 3, 5)];
+    let sizes = [(4, 2, 64), (3, 1, 80), (2, 2, 96), (8, 2, 128), (4, 4, 256), (6, 2, 512), (3, 3, 5)];
     for (num_heads, num_kv_heads, head_size) in sizes {
         for dtype in KvMemory::FORMATS.into_iter().filter(|dtype| dtype.bytes_for(head_size).is_some()) {
             if !harness.has_kv(dtype) {
@@ -49,7 +49,7 @@ fn overflow(harness: &mut Harness<'_>, dtype: DType, head_size: usize) {
     let mut keys = vec![0.5; LEN * head_size];
     keys[3 * head_size] = -3e38;
     let (keys, values) =
-        (harness.activation(&keys, head_size), harness.activation(&[0.25; LEN * 256][..LEN * head_size], head_size));
+        (harness.activation(&keys, head_size), harness.activation(&vec![0.25; LEN * head_size], head_size));
     let slots: Vec<u32> = (0..LEN as u32).collect();
     harness.backend.store_kv(StoreKv { keys: &keys, values: &values, slots: &slots, shape }, &mut kv).expect("store");
     // A single row, and a chunk.

@@ -1,6 +1,6 @@
 //! Expert MLPs: routing, the MLP of each selected expert, and their weighted sum.
 
-use pellucid_tensor::{Activation, DType, ExpertMlp, Extension, GatedMlp, Output, Routing, Scoring};
+use pellucid_tensor::{Activation, DType, ExpertMlp, Extension, GatedMlp, Output, PlainMlp, Routing, Scoring};
 
 use super::elementwise::{exact, exact_clamped_swiglu};
 use crate::suites::harness::Harness;
@@ -64,6 +64,58 @@ pub(super) fn sigmoid_experts(harness: &mut Harness<'_>) {
         };
         layer.check(harness, routing, [Some(&bias), None], Activation::Silu, &weights);
     }
+}
+
+/// Experts of an up and a down projection, with squared ReLU between them.
+pub(super) fn plain_experts(harness: &mut Harness<'_>) {
+    const NUM_EXPERTS: usize = 5;
+    if !harness.backend.supports(Extension::PlainExperts) {
+        return;
+    }
+    let (experts, decoded): (Vec<PlainMlp>, Vec<[Vec<f32>; 2]>) = (0..NUM_EXPERTS)
+        .map(|_| {
+            let (up, u) = harness.linear(DType::F32, WIDTH, HIDDEN);
+            let (down, d) = harness.linear(DType::F32, HIDDEN, WIDTH);
+            (PlainMlp { up, down }, [u, d])
+        })
+        .unzip();
+    let (x, logits) = (harness.random.normals(ROWS * HIDDEN), harness.random.normals(ROWS * NUM_EXPERTS));
+    let bits = [ROWS, 1].map(|rows_at_once| {
+        let mut found = Vec::new();
+        for (x, logits) in x.chunks(rows_at_once * HIDDEN).zip(logits.chunks(rows_at_once * NUM_EXPERTS)) {
+            let mut out = harness.zeros(x.len() / HIDDEN, HIDDEN);
+            let mlp = ExpertMlp {
+                x: &harness.activation(x, HIDDEN),
+                router_logits: &harness.activation(logits, NUM_EXPERTS),
+                routing: Routing::softmax(2, true),
+                score_bias: None,
+                expert_scales: None,
+                experts: &experts[..],
+                activation: Activation::SquaredRelu,
+            };
+            harness.backend.plain_expert_mlp(mlp, Output::Rows(&mut out)).expect("experts");
+            found.extend(harness.read(&out));
+        }
+        let mut expected = Vec::new();
+        for (x, logits) in x.chunks_exact(HIDDEN).zip(logits.chunks_exact(NUM_EXPERTS)) {
+            let scores = logits.iter().map(|&logit| f64::from(logit).exp()).collect();
+            let ranks = logits.iter().map(|&logit| f64::from(logit)).collect();
+            let mut sums = vec![0.0; HIDDEN];
+            for (expert, weight) in weights_of(scores, ranks, 2, true, 1.0) {
+                let [up, down] = &decoded[expert];
+                let inner: Vec<f64> =
+                    up.chunks_exact(HIDDEN).map(|row| exact(Activation::SquaredRelu, dot(x, row).0)).collect();
+                for (sum, row) in sums.iter_mut().zip(down.chunks_exact(WIDTH)) {
+                    *sum += weight * row.iter().zip(&inner).map(|(w, inner)| f64::from(*w) * inner).sum::<f64>();
+                }
+            }
+            // The square of a sum of tens of products, each of size tens.
+            expected.extend(sums.into_iter().map(|sum| (sum, (sum.abs() + 500.0) * 64.0 * ROUNDING)));
+        }
+        close("experts without gates", &found, &expected);
+        found.into_iter().map(f32::to_bits).collect::<Vec<u32>>()
+    });
+    assert!(bits[0] == bits[1], "experts without gates give other bits to a row alone");
 }
 
 /// An expert and its weight.

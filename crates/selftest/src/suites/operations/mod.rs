@@ -7,6 +7,7 @@ mod elementwise;
 mod experts;
 mod latent_attention;
 mod linear;
+mod mamba2;
 mod recurrence;
 
 use pellucid_tensor::Backend;
@@ -18,7 +19,7 @@ use super::random_data::RandomData;
 
 type Check = fn(&mut Harness<'_>);
 
-const CHECKS: [(&str, Check); 15] = [
+const CHECKS: [(&str, Check); 17] = [
     ("linear, every format", linear::linear),
     ("embed and gather", linear::embed),
     ("rms norm, rows and heads", elementwise::rms_norm),
@@ -32,8 +33,10 @@ const CHECKS: [(&str, Check); 15] = [
     ("latent attention", latent_attention::latent_attention),
     ("experts", experts::experts),
     ("experts with sigmoid scores", experts::sigmoid_experts),
+    ("experts without gates", experts::plain_experts),
     ("short convolution, in any chunks", recurrence::short_convolution),
     ("delta net, in any chunks", recurrence::delta_net),
+    ("Mamba-2 layer, in any chunks", mamba2::mamba2),
 ];
 
 /// Runs the suite and returns the names of its checks. Panics at the first check that fails.

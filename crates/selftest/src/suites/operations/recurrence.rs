@@ -11,22 +11,22 @@ use crate::suites::harness::Harness;
 use crate::suites::tolerance::{ROUNDING, close};
 
 /// Rows of a sequence in these checks.
-const LEN: usize = 45;
+pub(super) const LEN: usize = 45;
 
 /// Chunks of the whole sequence. A device may compute chunks of up to 16 rows in another way than longer ones.
 const CHUNKINGS: [&[usize]; 5] = [&[LEN], &[1], &[16, 1, 2, 16, 10], &[3, 40, 2], &[17, 17, 11]];
 
 /// The arguments of one call: the spans of its sequences, and their states and saves.
-struct Call<'a> {
-    rows: Range<usize>,
-    sequences: &'a [SequenceSpan],
-    states: &'a [StateSpan],
-    saves: &'a [StateSave],
+pub(super) struct Call<'a> {
+    pub(super) rows: Range<usize>,
+    pub(super) sequences: &'a [SequenceSpan],
+    pub(super) states: &'a [StateSpan],
+    pub(super) saves: &'a [StateSave],
 }
 
 /// Computes the rows of a sequence chunk by chunk and compares them with `expected`, to the bit from one chunking to
 /// another. `run` computes the rows of a call with a memory of `state_len` values for each slot.
-fn in_chunks(
+pub(super) fn in_chunks(
     harness: &Harness<'_>,
     what: &str,
     (state_len, expected): (usize, &[(f64, f64)]),
@@ -95,7 +95,7 @@ fn same_bits(found: &[f32], expected: &[u32]) -> bool {
 }
 
 /// The taps of a convolution on the device: `[taps][channels]`.
-fn upload_taps(backend: &dyn Backend, taps: &[f32], channels: usize) -> Tensor {
+pub(super) fn upload_taps(backend: &dyn Backend, taps: &[f32], channels: usize) -> Tensor {
     let bytes: Vec<u8> = taps.iter().flat_map(|value| value.to_le_bytes()).collect();
     let weight = HostWeight { dtype: DType::F32, rows: taps.len() / channels, cols: channels, bytes: bytes.into() };
     backend.weight(weight).expect("an upload")
@@ -161,7 +161,7 @@ struct DeltaNetData {
     norm: Vec<f32>,
 }
 
-const NORM_EPS: f32 = 1e-6;
+pub(super) const NORM_EPS: f32 = 1e-6;
 
 pub(super) fn delta_net(harness: &mut Harness<'_>) {
     if !harness.backend.supports(Extension::DeltaNet) {
