@@ -19,7 +19,7 @@ use crate::kernels::rows::elementwise::{
     self, Angles, Elementwise, Embed, GateByColumns, Gather, JoinHeads, ReadBytes, Rotation,
 };
 use crate::kernels::rows::norm::Norm;
-use crate::memory::{DeviceMemory, floats, floats_mut, memory, read};
+use crate::memory::{DeviceMemory, copy_row, floats, floats_mut, memory, read};
 use crate::pinned::Pinned;
 use crate::probe::Unusable;
 use crate::products::norm_of;
@@ -229,37 +229,15 @@ impl Backend for CudaBackend {
 
     fn copy_row(&self, from: usize, to: usize, tensor: &mut Tensor) -> Result<(), Error> {
         assert!(from < tensor.rows() && to < tensor.rows(), "rows of the tensor");
-        let bytes = tensor.dtype().bytes_for(tensor.cols()).expect("rows are whole blocks");
-        // A row of 8 bits has two parts: its bytes and, after those of all rows, its scales.
-        let (first, second) =
-            if tensor.dtype() == DType::Q8_0 { (tensor.cols(), bytes - tensor.cols()) } else { (bytes, 0) };
-        let base = read(tensor);
-        self.device.copy(base + (from * first) as u64, base + (to * first) as u64, first)?;
-        if second == 0 {
-            return Ok(());
-        }
-        let scales = base + tensor.len() as u64;
-        self.device.copy(scales + (from * second) as u64, scales + (to * second) as u64, second)
+        copy_row(&self.device, (tensor, from), (tensor, to))
     }
 
     fn copy_rows(&self, from: &Tensor, rows: &[u32], to: &mut Tensor, first: usize) -> Result<(), Error> {
         assert_eq!((from.dtype(), from.cols()), (to.dtype(), to.cols()), "rows of the same form");
         assert!(first + rows.len() <= to.rows() && rows.iter().all(|&row| (row as usize) < from.rows()), "rows");
-        let bytes = from.dtype().bytes_for(from.cols()).expect("rows are whole blocks");
-        // A row of 8 bits has two parts: its bytes and, after those of all rows, its scales.
-        let (part, scales) = if from.dtype() == DType::Q8_0 { (from.cols(), bytes - from.cols()) } else { (bytes, 0) };
         memory(to).outdate();
-        let (source, target) = (read(from), read(to));
-        let (source_scales, target_scales) = (source + from.len() as u64, target + to.len() as u64);
-        for (i, &row) in rows.iter().enumerate() {
-            let (row, i) = (row as usize, first + i);
-            self.device.copy(source + (row * part) as u64, target + (i * part) as u64, part)?;
-            if scales > 0 {
-                let (source, target) = (source_scales + (row * scales) as u64, target_scales + (i * scales) as u64);
-                self.device.copy(source, target, scales)?;
-            }
-        }
-        Ok(())
+        (rows.iter().enumerate())
+            .try_for_each(|(i, &row)| copy_row(&self.device, (from, row as usize), (to, first + i)))
     }
 
     fn write(&self, values: &[f32], tensor: &mut Tensor) -> Result<(), Error> {

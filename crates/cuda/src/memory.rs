@@ -142,3 +142,21 @@ pub(crate) fn floats_mut(tensor: &mut Tensor) -> u64 {
     memory(tensor).outdate();
     floats(tensor)
 }
+
+/// Copies row `from` of one tensor over row `to` of another of the same format and width, or of the same tensor.
+pub(crate) fn copy_row(
+    device: &Device,
+    (source, from): (&Tensor, usize),
+    (target, to): (&Tensor, usize),
+) -> Result<(), Error> {
+    let (dtype, cols) = (source.dtype(), source.cols());
+    let bytes = dtype.bytes_for(cols).expect("rows are whole blocks");
+    // A row of 8 bits has two parts: its bytes and, after those of all rows, its scales.
+    let (part, scales) = if dtype == DType::Q8_0 { (cols, bytes - cols) } else { (bytes, 0) };
+    device.copy(read(source) + (from * part) as u64, read(target) + (to * part) as u64, part)?;
+    if scales == 0 {
+        return Ok(());
+    }
+    let scales_of = |tensor: &Tensor, row: usize| read(tensor) + (tensor.len() + row * scales) as u64;
+    device.copy(scales_of(source, from), scales_of(target, to), scales)
+}

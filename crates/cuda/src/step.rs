@@ -204,8 +204,8 @@ pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32
 }
 
 impl Gpu {
-    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted rows,
-    /// queries and states; the block tables and saves come last.
+    /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted
+    /// rows, queries and states; the block tables and saves come last.
     fn begin_step(&mut self, index: &StepIndex<'_>) -> Result<(), Error> {
         // By the first step all weights are on the device.
         self.staging.clear();

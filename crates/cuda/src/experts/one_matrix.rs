@@ -1,5 +1,5 @@
-//! Products of pairs (row, expert) with one matrix of each expert, without the host: experts without gates, and the maps
-//! of heads, where a head is an expert that every row selects.
+//! Products of pairs (row, expert) with one matrix of each expert, without the host: experts without gates, and the
+//! maps of heads, where a head is an expert that every row selects.
 
 use pellucid_tensor::{DType, Error, ExpertMlp, Linear, Output, PlainMlp, Tensor};
 

@@ -1,8 +1,8 @@
 //! The kernels, in folders by what they do: each `x.cu` beside the `x.rs` that launches it. `xtask kernels` compiles
 //! them into `artifacts/`.
 //!
-//! A `.cu` file includes nothing. The files of `shared/` are put before each of them as text, and `states.cu` before those
-//! of `recurrence`.
+//! A `.cu` file includes nothing. The files of `shared/` are put before each of them as text, and `states.cu` before
+//! those of `recurrence`.
 
 pub(crate) mod attention;
 pub(crate) mod experts;

@@ -30,8 +30,8 @@ struct Mamba2 {
 
 DEVICE u32 num_channels(const Mamba2& m) { return m.num_heads * m.head_size + 2 * m.num_groups * m.state_size; }
 
-// A thread for each channel, and for the factors of each head, of a run of rows. blockIdx: x = channels, then heads, y =
-// run, z = sequence.
+// A thread for each channel, and for the factors of each head, of a run of rows. blockIdx: x = channels, then heads, y
+// = run, z = sequence.
 KERNEL void __launch_bounds__(256) mamba2_convolve(Mamba2 m) {
     begin();
     Sequence s = sequence_of(m.states, blockIdx.z);

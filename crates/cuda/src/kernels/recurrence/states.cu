@@ -1,10 +1,10 @@
 // Shared by the kernels of layers with a recurrence: the states of a step's sequences, the convolution at the entry of
 // a layer, and the matrix of a head as the threads of a block hold it.
 //
-// A state is a row of `memory`: the inputs of the last `num_taps - 1` positions, [position][channels], the oldest first;
-// then, in layers with heads, a matrix for each head. Whatever the chunks of a sequence are, its rows get the same
-// operations on the same values: a convolution sums from the oldest position to the newest, and a matrix advances row
-// by row.
+// A state is a row of `memory`: the inputs of the last `num_taps - 1` positions, [position][channels], the oldest
+// first; then, in layers with heads, a matrix for each head. Whatever the chunks of a sequence are, its rows get the
+// same operations on the same values: a convolution sums from the oldest position to the newest, and a matrix advances
+// row by row.
 
 struct States {
     // For each sequence five words: its first row, the end of its rows, the slot of its state (NO_SLOT for zeros), and
@@ -92,9 +92,10 @@ DEVICE float silu(float x) { return __fdiv_rn(x, __fadd_rn(1.0f, expf(-x))); }
 // ln(1 + e^x); x itself above 20, where the difference is under 2.1e-9.
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
-// The matrix of a head, [keys][columns], is distributed over blocks of 128 threads by columns: each takes 32. A warp has
-// eight columns, and each of them four lanes; lane group g has the rows 16 i + 4 g to 16 i + 4 g + 3. Sums over rows stay
-// within a column: four in each lane by the row's number modulo 4, each in ascending order, then over the four lanes.
+// The matrix of a head, [keys][columns], is distributed over blocks of 128 threads by columns: each takes 32. A warp
+// has eight columns, and each of them four lanes; lane group g has the rows 16 i + 4 g to 16 i + 4 g + 3. Sums over
+// rows stay within a column: four in each lane by the row's number modulo 4, each in ascending order, then over the
+// four lanes.
 static const u32 COLUMNS = 32;
 static const u32 MATRIX_THREADS = 128;
 
@@ -113,9 +114,9 @@ DEVICE void copy_word_async(u32 to, const void* from, bool valid) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-// Where the inputs of a row lie, for one head.
+// Addresses of the inputs of rows, for one head.
 struct TokenSource {
-    const float* rows[2];   // of the step's first row; null for zeros
+    const float* rows[2];   // of the step's first row
     const float* columns;
     const float* factors;   // [step's rows][heads][4], of this head
     u32 pitch;              // values from a row of `rows` and `columns` to the next
@@ -177,9 +178,9 @@ DEVICE void for_each_token(const Sequence& s, const TokenSource& source, Advance
 // The row of the matrix of a thread's cell.
 DEVICE u32 cell_row(u32 quad, u32 i) { return quad * 16 + threadIdx.x % 32 / 8 * 4 + i; }
 
-// Loads the cells of a thread from a matrix; zeros if there is none. This may come before the wait for the kernel before
-// (the convolution, which writes no matrix): a step writes the states of a layer once, and the tables of a step are
-// copied to the device after everything before it is done.
+// Loads the cells of a thread from a matrix; zeros if there is none. This may come before the wait for the kernel
+// before (the convolution, which writes no matrix): a step writes the states of a layer once, and the tables of a step
+// are copied to the device after everything before it is done.
 template <int QUADS>
 DEVICE void load_cells(float (&cells)[QUADS][4], const float* matrix, u32 num_keys, u32 width, u32 column) {
 #pragma unroll

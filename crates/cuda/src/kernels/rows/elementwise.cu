@@ -170,7 +170,9 @@ KERNEL void join_heads(JoinHeads j) {
     for (u64 i = blockIdx.x * (u64)blockDim.x + threadIdx.x; i < j.len; i += (u64)gridDim.x * blockDim.x) {
         u64 head = i / width;
         u32 col = i % width;
-        j.out[i] = col < j.cols[0] ? j.parts[0][head * j.cols[0] + col] : j.parts[1][head * j.cols[1] + col - j.cols[0]];
+        bool is_first = col < j.cols[0];
+        if (!is_first) col -= j.cols[0];
+        j.out[i] = is_first ? j.parts[0][head * j.cols[0] + col] : j.parts[1][head * j.cols[1] + col];
     }
 }
 

@@ -46,8 +46,8 @@ DEVICE Highest highest_of_lanes(u32 expert, float value) {
     return highest;
 }
 
-// The groups with the highest sums of their two highest values or, with a softmax, with the highest value, as bits; ties
-// go to the lower group. `highest(taken, group)` finds the highest of a group but for the expert `taken`.
+// The groups with the highest sums of their two highest values or, with a softmax, with the highest value, as bits;
+// ties go to the lower group. `highest(taken, group)` finds the highest of a group but for the expert `taken`.
 template <class HighestOf>
 DEVICE u32 selected_groups(const Route& r, HighestOf highest) {
     u32 lane = threadIdx.x % 32, group = NOBODY, chosen = 0;
