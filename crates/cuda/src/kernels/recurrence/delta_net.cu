@@ -181,7 +181,9 @@ DEVICE void delta_scan(const DeltaNet& d) {
     for_each_token<QUADS>(s, source, advance, save);
 }
 
-KERNEL void __launch_bounds__(128, 4) delta_scan_128(DeltaNet d) { delta_scan<8>(d); }
+// With few blocks, registers hold the next loads; with many, more blocks share a multiprocessor. The bits are the same.
+KERNEL void __launch_bounds__(128, 2) delta_scan_128(DeltaNet d) { delta_scan<8>(d); }
+KERNEL void __launch_bounds__(128, 6) delta_scan_many_128(DeltaNet d) { delta_scan<8>(d); }
 KERNEL void __launch_bounds__(128, 2) delta_scan_256(DeltaNet d) { delta_scan<16>(d); }
 
 struct DeltaNorm {

@@ -2,11 +2,12 @@
 
 use pellucid_tensor::Error;
 
-use super::{COLUMNS, MATRIX_THREADS, SMALL_MATRIX, States};
+use super::{COLUMNS, MATRIX_THREADS, SMALL_MATRIX, States, has_many_blocks};
 use crate::driver::{Device, Grid};
 use crate::kernels::Operand;
 
-pub(crate) const KERNELS: &[&str] = &["delta_convolve", "delta_scan_128", "delta_scan_256", "delta_norm"];
+pub(crate) const KERNELS: &[&str] =
+    &["delta_convolve", "delta_scan_128", "delta_scan_many_128", "delta_scan_256", "delta_norm"];
 
 /// Heads whose vectors a block of the convolution takes, a warp each.
 const HEADS_A_BLOCK: u32 = 4;
@@ -40,8 +41,12 @@ impl DeltaNetParameter {
         let heads = (self.num_key_heads + self.num_value_heads).div_ceil(HEADS_A_BLOCK);
         let blocks = [heads, num_runs, num_sequences];
         device.launch("delta_convolve", Grid { blocks, threads: 32 * HEADS_A_BLOCK, shared_bytes: 0 }, self)?;
-        let blocks = [self.value_size.div_ceil(COLUMNS as u32), self.num_value_heads, num_sequences];
-        let kernel = if self.key_size <= SMALL_MATRIX as u32 { "delta_scan_128" } else { "delta_scan_256" };
+        let blocks = [self.value_size.div_ceil(COLUMNS), self.num_value_heads, num_sequences];
+        let kernel = match self.key_size <= SMALL_MATRIX {
+            true if has_many_blocks(device, blocks) => "delta_scan_many_128",
+            true => "delta_scan_128",
+            false => "delta_scan_256",
+        };
         device.launch(kernel, Grid { blocks, threads: MATRIX_THREADS, shared_bytes: 0 }, self)
     }
 }

@@ -105,7 +105,9 @@ DEVICE void mamba2_scan(const Mamba2& m) {
     for_each_token<QUADS>(s, source, advance, save);
 }
 
-KERNEL void __launch_bounds__(128, 4) mamba2_scan_128(Mamba2 m) { mamba2_scan<8>(m); }
+// With few blocks, registers hold the next loads; with many, more blocks share a multiprocessor. The bits are the same.
+KERNEL void __launch_bounds__(128, 2) mamba2_scan_128(Mamba2 m) { mamba2_scan<8>(m); }
+KERNEL void __launch_bounds__(128, 6) mamba2_scan_many_128(Mamba2 m) { mamba2_scan<8>(m); }
 KERNEL void __launch_bounds__(128, 2) mamba2_scan_256(Mamba2 m) { mamba2_scan<16>(m); }
 
 struct Mamba2Norm {

@@ -2,11 +2,12 @@
 
 use pellucid_tensor::Error;
 
-use super::{COLUMNS, MATRIX_THREADS, SMALL_MATRIX, States};
+use super::{COLUMNS, MATRIX_THREADS, SMALL_MATRIX, States, has_many_blocks};
 use crate::driver::{Device, Grid};
 use crate::kernels::Operand;
 
-pub(crate) const KERNELS: &[&str] = &["mamba2_convolve", "mamba2_scan_128", "mamba2_scan_256", "mamba2_norm"];
+pub(crate) const KERNELS: &[&str] =
+    &["mamba2_convolve", "mamba2_scan_128", "mamba2_scan_many_128", "mamba2_scan_256", "mamba2_norm"];
 
 const CONVOLUTION_THREADS: u32 = 256;
 /// Threads of a block of the norm. The order of its sums depends on it.
@@ -43,8 +44,12 @@ impl Mamba2Parameter {
         let channels = self.num_heads * self.head_size + 2 * self.num_groups * self.state_size;
         let blocks = [(channels + self.num_heads).div_ceil(CONVOLUTION_THREADS), num_runs, num_sequences];
         device.launch("mamba2_convolve", Grid { blocks, threads: CONVOLUTION_THREADS, shared_bytes: 0 }, self)?;
-        let blocks = [self.head_size.div_ceil(COLUMNS as u32), self.num_heads, num_sequences];
-        let kernel = if self.state_size <= SMALL_MATRIX as u32 { "mamba2_scan_128" } else { "mamba2_scan_256" };
+        let blocks = [self.head_size.div_ceil(COLUMNS), self.num_heads, num_sequences];
+        let kernel = match self.state_size <= SMALL_MATRIX {
+            true if has_many_blocks(device, blocks) => "mamba2_scan_many_128",
+            true => "mamba2_scan_128",
+            false => "mamba2_scan_256",
+        };
         device.launch(kernel, Grid { blocks, threads: MATRIX_THREADS, shared_bytes: 0 }, self)
     }
 }

@@ -183,24 +183,23 @@ DEVICE u32 cell_row(u32 quad, u32 i) { return quad * 16 + threadIdx.x % 32 / 8 *
 // are copied to the device after everything before it is done.
 template <int QUADS>
 DEVICE void load_cells(float (&cells)[QUADS][4], const float* matrix, u32 num_keys, u32 width, u32 column) {
+    bool valid = matrix && column < width;
+    const float* from = matrix + cell_row(0, 0) * width + column;
 #pragma unroll
-    for (int quad = 0; quad < QUADS; quad++)
+    for (int quad = 0; quad < QUADS; quad++, from += 16 * width)
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 row = cell_row(quad, i);
-            cells[quad][i] = matrix && row < num_keys && column < width ? matrix[(u64)row * width + column] : 0.0f;
-        }
+        for (u32 i = 0; i < 4; i++)
+            cells[quad][i] = valid && cell_row(quad, i) < num_keys ? from[i * width] : 0.0f;
 }
 
 template <int QUADS>
 DEVICE void store_cells(const float (&cells)[QUADS][4], float* matrix, u32 num_keys, u32 width, u32 column) {
+    float* to = matrix + cell_row(0, 0) * width + column;
 #pragma unroll
-    for (int quad = 0; quad < QUADS; quad++)
+    for (int quad = 0; quad < QUADS; quad++, to += 16 * width)
 #pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            u32 row = cell_row(quad, i);
-            if (row < num_keys && column < width) matrix[(u64)row * width + column] = cells[quad][i];
-        }
+        for (u32 i = 0; i < 4; i++)
+            if (column < width && cell_row(quad, i) < num_keys) to[i * width] = cells[quad][i];
 }
 
 // The sum over the rows of a column, from the four sums of each of its lanes.

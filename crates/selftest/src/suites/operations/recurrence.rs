@@ -63,6 +63,38 @@ pub(super) fn in_chunks(
         assert!(bits.get_or_insert_with(|| found.clone()) == &found, "{what}: chunks of {chunks:?} give other bits");
         restart(&format!("{what} after chunks of {chunks:?}"), (&found, memory), run);
     }
+    many_sequences(harness, (what, state_len), run);
+}
+
+/// Computes each row as a sequence of its own, twice, the second time from the state after the first: all sequences in
+/// one step, and each alone. A device may have other kernels for many sequences.
+fn many_sequences(
+    harness: &Harness<'_>,
+    (what, state_len): (&str, usize),
+    run: &dyn Fn(&Call<'_>, &mut Tensor) -> Vec<f32>,
+) {
+    let steps = |rows_at_once: usize| {
+        let mut memory = harness.activation(&vec![f32::NAN; LEN * state_len], state_len);
+        let mut found = Vec::new();
+        for from_zeros in [true, false] {
+            for first in (0..LEN).step_by(rows_at_once) {
+                let len = rows_at_once as u32;
+                let save = |row: u32| StateSave { row: 0, slot: first as u32 + row };
+                let saves: Vec<StateSave> = (0..len).map(save).collect();
+                let state = |i: usize| StateSpan { from: (!from_zeros).then_some(saves[i].slot), saves: i..i + 1 };
+                let span = |i: usize| SequenceSpan { rows: i..i + 1, blocks: 0..0 };
+                let call = Call {
+                    rows: first..first + rows_at_once,
+                    sequences: &(0..rows_at_once).map(span).collect::<Vec<_>>(),
+                    states: &(0..rows_at_once).map(state).collect::<Vec<_>>(),
+                    saves: &saves,
+                };
+                found.extend(run(&call, &mut memory).iter().map(|value| value.to_bits()));
+            }
+        }
+        found
+    };
+    assert!(steps(LEN) == steps(1), "{what}: many sequences in one step give other bits than each alone");
 }
 
 /// Computes one step of two sequences, of which the second goes on from the state in the middle of a chunk, if the
