@@ -17,7 +17,7 @@ use crate::bandwidth::read_bandwidth;
 use crate::free_memory::free_memory;
 use crate::matmul::{InputRows, LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
 use crate::memory::{self, Buffer, HostMemory, bytes, bytes_mut, floats, floats_mut};
-use crate::ops::experts::{Choice, ExpertBuffers};
+use crate::ops::experts::{Choice, Choices, ExpertBuffers};
 use crate::ops::{elementwise, norm, rope};
 use crate::pool::{Pool, ThreadRefused};
 use crate::recurrence;
@@ -146,17 +146,12 @@ impl CpuBackend {
         compute: impl Fn(&E, &[f32], [&mut Buffer<f32>; 2], &mut [f32]),
     ) {
         let out = out.rows();
-        let (hidden, num_experts) = (mlp.x.cols(), mlp.experts.len());
-        assert_eq!(mlp.router_logits.cols(), num_experts);
+        let hidden = mlp.x.cols();
         assert_eq!((out.rows(), out.cols()), (mlp.x.rows(), hidden));
-        let (x, logits) = (floats(mlp.x), floats(mlp.router_logits));
+        let x = floats(mlp.x);
         let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let ExpertBuffers { choices, rows, gate, up, down } = &mut *buffers;
-        choices.choose(logits, num_experts, mlp.routing, mlp.score_bias.map(floats));
-        if let Some(scales) = mlp.expert_scales {
-            assert_eq!(scales.len(), num_experts);
-            choices.scale(floats(scales));
-        }
+        choose_experts(mlp, choices);
         let out = floats_mut(out);
         out.fill(0.0);
         let out = SharedSlice::new(out);
@@ -166,15 +161,20 @@ impl CpuBackend {
             let down = &mut down.grow(rows.len())[..num_rows * hidden];
             self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
             compute(&mlp.experts[chosen[0].expert], rows, [&mut *gate, &mut *up], down);
-            self.for_each(num_rows, hidden, |i| {
-                let Choice { row, weight, .. } = chosen[i];
-                // SAFETY: an expert has a row at most once, so no two parts overlap.
-                let out = unsafe { out.part(row * hidden, hidden) };
-                for (out, down) in out.iter_mut().zip(&down[i * hidden..]) {
-                    *out += weight * down;
-                }
-            });
+            self.add_weighted(chosen, down, hidden, &out);
         }
+    }
+
+    /// Adds the results of one expert, `cols` values for each of its rows, to the sums of those rows.
+    fn add_weighted(&self, chosen: &[Choice], results: &[f32], cols: usize, sums: &SharedSlice<'_, f32>) {
+        self.for_each(chosen.len(), cols, |i| {
+            let Choice { row, weight, .. } = chosen[i];
+            // SAFETY: an expert has a row at most once, so no two parts overlap.
+            let sums = unsafe { sums.part(row * cols, cols) };
+            for (sum, result) in sums.iter_mut().zip(&results[i * cols..]) {
+                *sum += weight * result;
+            }
+        });
     }
 
     fn multiply_gated(&self, x: InputRows<'_>, [gate, up]: [(&Linear, &mut [f32]); 2], activation: Activation) {
@@ -230,6 +230,17 @@ fn with_joined(
     f(unsafe { InputRows::computed(normed, cols, num_rows, &join) });
 }
 
+/// Chooses the experts of each row.
+fn choose_experts<E>(mlp: &ExpertMlp<'_, E>, choices: &mut Choices) {
+    let num_experts = mlp.experts.len();
+    assert_eq!((mlp.router_logits.rows(), mlp.router_logits.cols()), (mlp.x.rows(), num_experts));
+    choices.choose(floats(mlp.router_logits), num_experts, mlp.routing, mlp.score_bias.map(floats));
+    if let Some(scales) = mlp.expert_scales {
+        assert_eq!(scales.len(), num_experts);
+        choices.scale(floats(scales));
+    }
+}
+
 fn product<'a>(linear: &'a Linear, out: &'a mut [f32]) -> Product<'a> {
     let bias = linear.bias.as_ref().map(floats);
     Product { weight: linear_weight(linear), bias, out: SharedSlice::new(out) }
@@ -264,6 +275,10 @@ impl Backend for CpuBackend {
         let num_threads = self.pool.num_threads();
         let plural = if num_threads == 1 { "" } else { "s" };
         format!("cpu ({}, {num_threads} thread{plural})", self.level.isa())
+    }
+
+    fn arithmetic(&self) -> String {
+        format!("cpu ({})", self.level.isa())
     }
 
     fn activation_dtype(&self) -> DType {
@@ -523,6 +538,47 @@ impl Backend for CpuBackend {
             self.multiply_gated(InputRows::rows(rows, mlp.x.cols()), products, mlp.activation);
             self.matmul(gate, &expert.down, down);
         });
+        Ok(())
+    }
+
+    fn expert_gates(&self, mlp: &ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+        let (hidden, width) = (mlp.x.cols(), out.cols());
+        let (x, mut rest) = (floats(mlp.x), floats_mut(out));
+        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertBuffers { choices, rows, up, .. } = &mut *buffers;
+        choose_experts(mlp, choices);
+        for chosen in choices.by_expert() {
+            let GatedMlp { gate, up: up_map, .. } = &mlp.experts[chosen[0].expert];
+            assert_eq!(gate.weight.rows(), width);
+            let rows = &mut rows.grow(chosen.len() * hidden)[..chosen.len() * hidden];
+            self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
+            let (gated, others) = rest.split_at_mut(chosen.len() * width);
+            let up = &mut up.grow(gated.len())[..chosen.len() * width];
+            self.multiply_gated(InputRows::rows(rows, hidden), [(gate, gated), (up_map, up)], mlp.activation);
+            rest = others;
+        }
+        assert!(rest.is_empty(), "a row for each selected expert of each row");
+        Ok(())
+    }
+
+    fn expert_sums(&self, mlp: &ExpertMlp<'_>, gated: &Tensor, out: &mut Tensor) -> Result<(), Error> {
+        let cols = out.cols();
+        assert_eq!((out.rows(), gated.rows()), (mlp.x.rows(), mlp.x.rows() * mlp.routing.num_selected));
+        let (mut rest, out) = (floats(gated), floats_mut(out));
+        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertBuffers { choices, down, .. } = &mut *buffers;
+        choose_experts(mlp, choices);
+        out.fill(0.0);
+        let sums = SharedSlice::new(out);
+        for chosen in choices.by_expert() {
+            let map = &mlp.experts[chosen[0].expert].down;
+            assert_eq!((map.weight.cols(), map.weight.rows()), (gated.cols(), cols));
+            let (rows, others) = rest.split_at(chosen.len() * gated.cols());
+            let results = &mut down.grow(chosen.len() * cols)[..chosen.len() * cols];
+            self.matmul(rows, map, results);
+            self.add_weighted(chosen, results, cols, &sums);
+            rest = others;
+        }
         Ok(())
     }
 

@@ -115,6 +115,7 @@ impl Backend for CudaBackend {
             AttentionSinks | ClampedSwiglu | ExpertBiases | SigmoidRouter | ShortConvolution | ExpertScales => true,
             LayerInputs | LayerScales | DeltaNet | SigmoidGates | LatentAttention | Mamba2 => true,
             PlainExperts | SquaredRelu => true,
+            SharedExperts => false,
         }
     }
 

@@ -1,4 +1,5 @@
-//! Number formats, quantized block layouts, tensors, and [`Backend`], the operations that a device offers.
+//! Number formats, quantized block layouts, tensors, [`Backend`], the operations that a device offers, and
+//! [`Communicator`], by which several ranks compute one model.
 //!
 //! This crate depends on no other crate of the project. Devices (`cpu`, `cuda`) implement [`Backend`]; `model` calls
 //! it.
@@ -8,6 +9,7 @@
 
 mod backend;
 mod bytes;
+mod communicator;
 mod dtype;
 pub mod quant;
 mod tensor;
@@ -20,5 +22,6 @@ pub use backend::{
     TableRows, TokenSlots, TokenSource, ValueHeadOrder, Values,
 };
 pub use bytes::{BytesOwner, SharedBytes};
+pub use communicator::{Communicator, InProcess, Patience};
 pub use dtype::DType;
 pub use tensor::{Memory, Tensor};

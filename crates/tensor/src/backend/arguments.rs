@@ -424,6 +424,9 @@ pub enum Extension {
     PlainExperts,
     /// [`Activation::SquaredRelu`].
     SquaredRelu,
+    /// [`Backend::expert_gates`](crate::Backend::expert_gates) and
+    /// [`Backend::expert_sums`](crate::Backend::expert_sums).
+    SharedExperts,
 }
 
 impl Extension {
@@ -444,6 +447,7 @@ impl Extension {
             Extension::Mamba2 => "Mamba-2 layers",
             Extension::PlainExperts => "experts without gates",
             Extension::SquaredRelu => "squared ReLU",
+            Extension::SharedExperts => "experts that ranks share out",
         }
     }
 }

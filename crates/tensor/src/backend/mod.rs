@@ -68,6 +68,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// Describes the device to people: its name, instruction set, threads.
     fn description(&self) -> String;
 
+    /// Names what the bits of results depend on, such as the instruction set. Devices with equal names give equal bits.
+    fn arithmetic(&self) -> String {
+        self.description()
+    }
+
     /// Returns notes, a line each, on how the weights of the loaded model are stored.
     fn remarks(&self) -> Vec<String> {
         Vec::new()
@@ -331,6 +336,19 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Computes, for each row, the weighted sum of the gated MLPs of its selected experts, added in ascending order.
     fn expert_mlp(&self, experts: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error>;
+    /// The first half of [`Backend::expert_mlp`] if ranks share out its maps: writes `activation(gate x) * (up x)` of each
+    /// row's selected experts to a row of `out` each, in ascending order of experts, then of rows. Needs
+    /// [`Extension::SharedExperts`].
+    fn expert_gates(&self, experts: &ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (experts, out);
+        unreachable!("`supports` says that ranks cannot share out experts")
+    }
+    /// The second half of [`Backend::expert_mlp`] if ranks share out its maps: the weighted sums of the last maps of
+    /// `gated`, which has the rows of [`Backend::expert_gates`]. `out` is as wide as those maps have outputs.
+    fn expert_sums(&self, experts: &ExpertMlp<'_>, gated: &Tensor, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (experts, gated, out);
+        unreachable!("`supports` says that ranks cannot share out experts")
+    }
     /// [`Backend::expert_mlp`] for experts without gates. Needs [`Extension::PlainExperts`].
     fn plain_expert_mlp(&self, experts: ExpertMlp<'_, PlainMlp>, out: Output<'_>) -> Result<(), Error> {
         let _ = (experts, out);
