@@ -7,6 +7,7 @@ use pellucid_tensor::{Backend, DType, Error as DeviceError, Input, Output, Pendi
 
 use crate::config::{LatentAttention, NormKind};
 use crate::probe::Taps;
+use crate::ranks::Ranks;
 use crate::rope::RopeFrequencies;
 use crate::weights::Norm;
 use crate::{Batch, DecoderConfig, Error};
@@ -48,6 +49,8 @@ pub(crate) struct Activations {
     pub(crate) logits: Tensor,
     /// Present while a probe runs.
     pub(crate) taps: Option<Taps>,
+    /// Present if several ranks compute the model.
+    pub(crate) ranks: Option<Box<Ranks>>,
 }
 
 /// The activations of attention in layers with heads of one size.
@@ -294,6 +297,7 @@ impl Activations {
             last_normed: rows(hidden)?,
             logits: backend.zeros(DType::F32, 0, config.vocab_size)?,
             taps: None,
+            ranks: None,
         })
     }
 

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tensor::{
-    Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows, Tensor, TokenSlots,
+    Backend, Communicator, Error as DeviceError, Patience, Pending, Residual, RowQuery, StepMemo, TableRows, Tensor,
+    TokenSlots,
 };
 
 use crate::activations::{Activations, Entry, normed};
@@ -14,11 +15,12 @@ use crate::architectures::{self, Blueprint};
 use crate::config::Positions;
 use crate::predictor::PredictorActivations;
 use crate::probe::{LAYERS_AT_ONCE, Taps, attention_rows};
+use crate::ranks::{Columns, Ranks, Sharing};
 use crate::rope::RopeFrequencies;
 use crate::weights::{LayerWeights, MixerWeights, TokenCost, Weights};
 use crate::{
-    AttentionRows, Batch, DecoderConfig, Error, Experts, KvMemory, Logits, Model, ProbeQuery, layer_input, loader,
-    mixer, mlp, predictor,
+    AttentionRows, Batch, DecoderConfig, Error, Experts, GatherStats, KvMemory, Logits, Model, ProbeQuery,
+    RankIdentity, layer_input, loader, mixer, mlp, predictor,
 };
 
 /// Options for loading a model.
@@ -96,19 +98,70 @@ impl Decoder {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Decoder, Error> {
         let blueprint = blueprint(checkpoint, options)?;
-        if blueprint.config.predictor.is_some() && backend.is_asynchronous() {
-            let architecture = blueprint.config.architecture.clone();
+        let sharing = Sharing::new(&blueprint.config, 0, 1)?;
+        Decoder::load_shares(checkpoint, backend, blueprint, sharing, progress)
+    }
+
+    /// Loads the share of one of several ranks, which all call it. Fails on every rank if one of them has another build,
+    /// arithmetic or model: `identity` starts with the build.
+    pub fn load_on_rank(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        options: LoadOptions,
+        mut communicator: Box<dyn Communicator>,
+        identity: RankIdentity,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Decoder, Error> {
+        let blueprint = blueprint(checkpoint, options)?;
+        let (rank, num_ranks) = (communicator.rank(), communicator.num_ranks());
+        if num_ranks == 1 {
+            return Decoder::load(checkpoint, backend, options, progress);
+        }
+        let sharing = Sharing::new(&blueprint.config, rank, num_ranks)?;
+        let identity = identity.with_model(checkpoint, &*backend, &blueprint.config);
+        let loaded = identity.compare(&mut *communicator).and_then(|()| {
+            let decoder = Decoder::load_shares(checkpoint, backend, blueprint, sharing.clone(), progress)?;
+            // Ranks load at different speeds.
+            communicator.barrier(Patience::Idle)?;
+            Ok(decoder)
+        });
+        match loaded {
+            Ok(mut decoder) => {
+                decoder.activations.ranks = Some(Box::new(Ranks::new(communicator, sharing)));
+                Ok(decoder)
+            }
+            Err(error) => {
+                communicator.abort(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    fn load_shares(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        blueprint: Blueprint,
+        sharing: Sharing,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Decoder, Error> {
+        let config = sharing.of_rank(&blueprint.config);
+        if config.num_ranks > 1 && backend.is_asynchronous() {
+            let architecture = config.architecture.clone();
+            let what = "a device that exchanges rows with other ranks";
+            return Err(Error::NotOnDevice { architecture, what, device: backend.description() });
+        }
+        if config.predictor.is_some() && backend.is_asynchronous() {
+            let architecture = config.architecture.clone();
             let what = "a layer that predicts further tokens (--speculate mtp)";
             return Err(Error::NotOnDevice { architecture, what, device: backend.description() });
         }
-        let mut needs = blueprint.config.extensions();
+        let mut needs = config.extensions();
         if let Some(missing) = needs.find(|&extension| !backend.supports(extension)) {
-            let architecture = blueprint.config.architecture.clone();
+            let architecture = config.architecture.clone();
             return Err(Error::NotOnDevice { architecture, what: missing.name(), device: backend.description() });
         }
         drop(needs);
-        let (weights, predicting) = loader::load(checkpoint, &*backend, &blueprint, progress)?;
-        let Blueprint { config, .. } = blueprint;
+        let (weights, predicting) = loader::load(checkpoint, &*backend, &blueprint, &sharing, progress)?;
         let ropes = ropes_of(&config);
         let activations = Activations::new(&config, &*backend, &ropes)?;
         let predictor = PredictorActivations::new(&config, &*backend)?;
@@ -131,7 +184,16 @@ impl Decoder {
         &self.predicting
     }
 
-    /// Returns the minimum cost of one token.
+    /// Returns the gathers of this rank; `None` if it is the only one.
+    pub fn gather_stats(&self) -> Option<GatherStats> {
+        self.activations.ranks.as_deref().map(Ranks::stats)
+    }
+
+    pub(crate) fn ranks_mut(&mut self) -> Option<&mut Ranks> {
+        self.activations.ranks.as_deref_mut()
+    }
+
+    /// Returns the minimum cost of one token. If several ranks compute the model, that of this rank.
     pub fn token_cost(&self) -> TokenCost {
         self.weights.token_cost(&self.config)
     }
@@ -168,9 +230,9 @@ impl Decoder {
     /// Computes the logits of the wanted rows only: the output projection is the largest matrix of many models.
     fn project(&mut self, batch: &Batch) -> Result<(), DeviceError> {
         let Decoder { config, backend, weights, activations, .. } = self;
-        let Activations { residual, last, last_normed, logits, .. } = activations;
+        let Activations { residual, last, last_normed, logits, ranks, .. } = activations;
         let last = wanted_rows(&**backend, batch, &residual.hidden, last)?;
-        project_rows(&**backend, config, weights, last, [last_normed, logits])
+        project_rows(&**backend, (config, weights), ranks.as_deref_mut(), last, [last_normed, logits])
     }
 
     /// Computes logits from ids and, if there are queries, digests of the logits, all on the device. Steps of the same
@@ -238,7 +300,7 @@ impl Decoder {
             }
             backend.copy_rows(streams, rows, &mut a.last, 0)?;
             let Activations { last, last_normed, logits, .. } = &mut *a;
-            project_rows(backend, &self.config, &self.weights, last, [last_normed, logits])?;
+            project_rows(backend, (&self.config, &self.weights), None, last, [last_normed, logits])?;
             for i in 0..rows.len() {
                 backend.read_row(&a.logits, i, &mut row)?;
                 on_layer(&row);
@@ -250,6 +312,7 @@ impl Decoder {
     /// Computes the batch's rows, stores their keys and values, and appends the wanted rows after the last norm to
     /// `out`: the rows from which logits would be computed.
     pub(crate) fn hidden_rows(&mut self, batch: &Batch, kv: &mut KvMemory, out: &mut Vec<f32>) -> Result<(), Error> {
+        assert_eq!(self.config.num_ranks, 1, "rows are pooled on one rank");
         batch.check(&self.config, 0)?;
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch, false)?;
@@ -274,11 +337,22 @@ impl Decoder {
         Ok(())
     }
 
-    /// Starts the operations of a step.
-    fn launch_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
+    /// Starts the operations of a step, on every rank.
+    pub(crate) fn launch_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
         assert!(!self.config.has_state() || !kv.states.is_empty(), "`KvMemory::with_states` allocates the states");
         // `self.queries` are those of the step before.
         batch.check(&self.config, self.queries.len())?;
+        if let Some(ranks) = self.ranks_mut() {
+            ranks.begin_step(batch, kv)?;
+        }
+        let outcome = self.compute_step(batch, kv);
+        match self.ranks_mut() {
+            Some(ranks) => ranks.end_step(outcome),
+            None => outcome,
+        }
+    }
+
+    fn compute_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
         let backend = self.backend.clone();
         self.activations.resize(&*backend, batch, true)?;
         let (mut memo, mut queries) = (std::mem::take(&mut self.memo), std::mem::take(&mut self.queries));
@@ -294,13 +368,16 @@ impl Decoder {
 /// Computes the logits of rows of the residual stream.
 fn project_rows(
     backend: &dyn Backend,
-    config: &DecoderConfig,
-    weights: &Weights,
+    (config, weights): (&DecoderConfig, &Weights),
+    ranks: Option<&mut Ranks>,
     rows: &Tensor,
     [rows_normed, logits]: [&mut Tensor; 2],
 ) -> Result<(), DeviceError> {
     let input = normed(backend, config, &weights.final_norm, rows, rows_normed)?;
-    backend.linears(input, &mut [(&weights.output, &mut *logits)])?;
+    match ranks {
+        None => backend.linears(input, &mut [(&weights.output, &mut *logits)])?,
+        Some(ranks) => ranks.linear(backend, input, (&weights.output, Columns::Logits), logits)?,
+    }
     match config.logits_soft_cap {
         Some(cap) => backend.soft_cap(cap, logits),
         None => Ok(()),
@@ -393,6 +470,9 @@ impl Model for Decoder {
         query: &ProbeQuery,
         on_layer: &mut dyn FnMut(&[f32]),
     ) -> Result<Option<AttentionRows>, Error> {
+        if self.config.num_ranks > 1 {
+            return Err(Error::NoProbe);
+        }
         batch.check(&self.config, 0)?;
         assert!(batch.sequences.len() == 1 && batch.num_rows() > 0, "a probe is of one sequence");
         assert!(!self.config.has_state(), "a probe computes rows again, but a state advances only once");

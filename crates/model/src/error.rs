@@ -13,6 +13,14 @@ pub enum Error {
     IsEncoder { architecture: String },
     #[error("{architecture} models need {what}, which {device} does not have; run the model on the CPU (--device cpu)")]
     NotOnDevice { architecture: String, what: &'static str, device: String },
+    #[error("{architecture} models have {what}, which several ranks cannot share yet; run the model without --ranks")]
+    NotOnRanks { architecture: String, what: &'static str },
+    #[error("{num_ranks} ranks cannot share the {count} {what} of this {architecture} model; use at most {count}")]
+    TooManyRanks { architecture: String, num_ranks: usize, what: &'static str, count: usize },
+    #[error("rank {rank} cannot compute this model together with rank 0: {what} {own} there, and {first} on rank 0")]
+    DifferentRanks { rank: usize, what: &'static str, own: String, first: String },
+    #[error("a message between ranks is malformed: {reason}")]
+    BadRankMessage { reason: String },
     #[error("{key}: missing from the model's configuration")]
     MissingSetting { key: String },
     #[error("{key}: expected {expected}, found {found}")]

@@ -11,7 +11,8 @@ use crate::{DecoderConfig, Error};
 /// a half-empty last block wastes little memory.
 pub const BLOCK_LEN: usize = 32;
 
-/// Keys and values of every layer, `num_blocks` blocks of `block_len` positions.
+/// Keys and values of every layer, `num_blocks` blocks of `block_len` positions. If several ranks compute the model,
+/// those of the KV heads of one rank.
 #[derive(Debug)]
 pub struct KvMemory {
     /// Layers without keys and values of their own have no blocks, and latent attention has no blocks of values.
@@ -21,8 +22,11 @@ pub struct KvMemory {
     pub(crate) hidden: Option<Tensor>,
     /// For each layer with a recurrence, a row for each slot.
     pub(crate) states: Vec<Option<Tensor>>,
+    dtype: DType,
     num_blocks: usize,
     block_len: usize,
+    /// Copies of blocks since the last step, each from one block to another, if other ranks have to make them too.
+    copies: Option<Vec<[u32; 2]>>,
 }
 
 impl KvMemory {
@@ -51,7 +55,8 @@ impl KvMemory {
             .collect::<Result<_, Error>>()?;
         let rows = || backend.zeros(backend.activation_dtype(), num_blocks * block_len + 1, config.hidden_size);
         let hidden = config.predictor.map(|_| rows()).transpose()?;
-        Ok(KvMemory { layers, hidden, states: Vec::new(), num_blocks, block_len })
+        let copies = (config.num_ranks > 1).then(Vec::new);
+        Ok(KvMemory { layers, hidden, states: Vec::new(), dtype, num_blocks, block_len, copies })
     }
 
     /// Adds `num_slots` slots for recurrent states, which are stored in F32. Nothing is allocated for a model without
@@ -87,6 +92,15 @@ impl KvMemory {
         self.states.iter().any(Option::is_some)
     }
 
+    pub(crate) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Returns the copies of blocks since the last call.
+    pub(crate) fn take_copies(&mut self) -> Vec<[u32; 2]> {
+        self.copies.as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
     pub fn num_blocks(&self) -> usize {
         self.num_blocks
     }
@@ -110,8 +124,12 @@ impl KvMemory {
         Ok(())
     }
 
-    /// Copies a block's keys and values in every layer, and the rows that a predictor reads, for copy-on-write.
+    /// Copies a block's keys and values in every layer, and the rows that a predictor reads, for copy-on-write. Other
+    /// ranks make the copy before the next step.
     pub fn copy_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
+        if let Some(copies) = &mut self.copies {
+            copies.push([from, to]);
+        }
         let tensors = self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]);
         for tensor in tensors.filter(|tensor| tensor.rows() > 0) {
             backend.copy_row(from as usize, to as usize, tensor)?;

@@ -4,6 +4,7 @@ use pellucid_tensor::{Backend, Error, ExpertMlp, GatedMlp, GatedMlpCall, Input, 
 
 use crate::DecoderConfig;
 use crate::activations::{Activations, Entry, output};
+use crate::ranks::{Columns, Ranks, project};
 use crate::weights::{DenseAndExperts, DenseMlp, ExpertWeights, Mixture, MlpWeights, Norm};
 
 /// Runs the MLP of layer `index`. Writes its result to the residual stream, or to `update` if an output norm follows.
@@ -16,11 +17,13 @@ pub(crate) fn forward(
 ) -> Result<(), Error> {
     let rows = a.mlp.of_mut(index);
     match weights {
-        MlpWeights::Gated(mlp) if matches!(entry, Entry::Stream) => {
-            let input = Input::Rows(&a.residual.hidden);
+        // In two parts, because no norm is computed first, or because rows are gathered in between.
+        MlpWeights::Gated(mlp) if matches!(entry, Entry::Stream) || a.ranks.is_some() => {
+            let input = entry.input(config, &mut a.residual, &mut a.normed);
             let maps = [(&mlp.gate, &mut rows.gate), (&mlp.up, &mut rows.up)];
             backend.gated(input, maps, config.activation)?;
-            backend.linear_to(&rows.gate, &mlp.down, output(&mut a.residual, output_norm))
+            let gated = (&rows.gate, Columns::Mlp(index));
+            project(backend, a.ranks.as_deref_mut(), gated, &mlp.down, output(&mut a.residual, output_norm))
         }
         MlpWeights::Gated(mlp) => {
             let call = GatedMlpCall {
@@ -38,7 +41,8 @@ pub(crate) fn forward(
             let input = entry.input(config, &mut a.residual, &mut a.normed);
             backend.linears(input, &mut [(up, &mut rows.up)])?;
             backend.activate(config.activation, &mut rows.up)?;
-            backend.linear_to(&rows.up, down, output(&mut a.residual, output_norm))
+            let active = (&rows.up, Columns::Mlp(index));
+            project(backend, a.ranks.as_deref_mut(), active, down, output(&mut a.residual, output_norm))
         }
         MlpWeights::Experts(weights) => mixture(backend, config, weights, (entry, output_norm), a),
         MlpWeights::DenseAndExperts(both) => dense_and_experts(backend, config, (index, both), entry, a),
@@ -63,12 +67,14 @@ fn mixture(
         DenseMlp::Gated(GatedMlp { gate, up, down }) => {
             let maps = [(gate, &mut a.shared_gate), (up, &mut a.shared_up)];
             backend.gated(Input::Rows(&a.normed), maps, config.activation)?;
-            backend.linear(&a.shared_gate, down, &mut a.shared_output)?;
+            let gated = (&a.shared_gate, Columns::SharedExpert);
+            project(backend, a.ranks.as_deref_mut(), gated, down, Output::Rows(&mut a.shared_output))?;
         }
         DenseMlp::Plain(PlainMlp { up, down }) => {
             backend.linear(&a.normed, up, &mut a.shared_up)?;
             backend.activate(config.activation, &mut a.shared_up)?;
-            backend.linear(&a.shared_up, down, &mut a.shared_output)?;
+            let active = (&a.shared_up, Columns::SharedExpert);
+            project(backend, a.ranks.as_deref_mut(), active, down, Output::Rows(&mut a.shared_output))?;
         }
     }
     if let Some(gate) = &shared.gate {
@@ -88,18 +94,19 @@ fn selected_experts(
     out: impl FnOnce(&mut Residual) -> Output<'_>,
 ) -> Result<(), Error> {
     let Some([before, after]) = &weights.projections else {
-        return sum_experts(backend, config, weights, [&a.normed, &a.router], out(&mut a.residual));
+        let ranks = a.ranks.as_deref_mut();
+        return sum_experts(backend, config, (weights, ranks), [&a.normed, &a.router], out(&mut a.residual));
     };
     backend.linear(&a.normed, before, &mut a.expert_input)?;
     let sum = Output::Rows(&mut a.expert_output);
-    sum_experts(backend, config, weights, [&a.expert_input, &a.router], sum)?;
+    sum_experts(backend, config, (weights, a.ranks.as_deref_mut()), [&a.expert_input, &a.router], sum)?;
     backend.linear_to(&a.expert_output, after, out(&mut a.residual))
 }
 
 fn sum_experts(
     backend: &dyn Backend,
     config: &DecoderConfig,
-    weights: &Mixture,
+    (weights, ranks): (&Mixture, Option<&mut Ranks>),
     [x, router_logits]: [&Tensor; 2],
     out: Output<'_>,
 ) -> Result<(), Error> {
@@ -108,7 +115,10 @@ fn sum_experts(
     match &weights.experts {
         ExpertWeights::Gated(experts) => {
             let call = ExpertMlp { x, router_logits, routing, score_bias, expert_scales, experts, activation };
-            backend.expert_mlp(call, out)
+            match ranks {
+                None => backend.expert_mlp(call, out),
+                Some(ranks) => ranks.expert_mlp(backend, &call, out),
+            }
         }
         ExpertWeights::Plain(experts) => {
             let call = ExpertMlp { x, router_logits, routing, score_bias, expert_scales, experts, activation };

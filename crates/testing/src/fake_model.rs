@@ -111,6 +111,7 @@ impl FakeModel {
             delta_net: None,
             mamba2: None,
             expert_input_size: None,
+            num_ranks: 1,
             layers: vec![LayerConfig::PLAIN],
             predictor: None,
         };

@@ -86,6 +86,9 @@ pub struct DecoderConfig {
     pub delta_net: Option<DeltaNetShape>,
     /// The Mamba-2 layers.
     pub mamba2: Option<Mamba2Config>,
+    /// Number of ranks that compute the model together. If there are several, the numbers of heads and the widths of MLPs
+    /// are those of one rank.
+    pub num_ranks: usize,
     pub layers: Vec<LayerConfig>,
     /// The layer after the last, which predicts the token after the next; `None` if it is not loaded.
     pub predictor: Option<LayerConfig>,
@@ -283,6 +286,7 @@ impl DecoderConfig {
         short_convolution: None,
         delta_net: None,
         mamba2: None,
+        num_ranks: 1,
         layers: Vec::new(),
         predictor: None,
     };
@@ -416,6 +420,7 @@ impl DecoderConfig {
             (Extension::Mamba2, self.has_mixer(Mixer::Mamba2)),
             (Extension::PlainExperts, experts.is_some() && self.mlp == MlpKind::Plain),
             (Extension::SquaredRelu, self.activation == Activation::SquaredRelu),
+            (Extension::SharedExperts, experts.is_some() && self.num_ranks > 1),
             (Extension::SigmoidGates, self.attention_gate || experts.is_some_and(|experts| experts.shared_gate)),
         ];
         needs.into_iter().filter(|(_, is_needed)| *is_needed).map(|(extension, _)| extension)

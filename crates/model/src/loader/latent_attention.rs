@@ -71,11 +71,8 @@ impl Loader<'_> {
     /// Loads a tensor of one matrix for each head.
     fn head_maps(&mut self, path: ModulePath, [heads, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, Error> {
         let tensor = self.finder.shaped(&self.finder.name(path, "weight"), &[heads, rows, cols])?;
-        let (dtype, whole) = (tensor.info.dtype, tensor.bytes());
-        let map = |head: usize| {
-            let bytes = slice_rows(&whole, dtype, head * rows..(head + 1) * rows, cols);
-            self.map(HostWeight { dtype, rows, cols, bytes: bytes.expect("the shape was checked") })
-        };
+        let whole = HostWeight { dtype: tensor.info.dtype, rows: heads * rows, cols, bytes: tensor.bytes() };
+        let map = |head: usize| self.map(slice_rows(&whole, head * rows..(head + 1) * rows));
         (0..heads).map(map).collect()
     }
 
@@ -89,14 +86,14 @@ impl Loader<'_> {
         let LatentAttention { latent_size, plain_size, value_size, .. } = latent;
         let num_heads = self.blueprint.config.num_heads;
         let name = self.finder.name(path, "weight");
-        let HostWeight { dtype, bytes, .. } = self.host(&name, num_heads * (plain_size + value_size), latent_size)?;
-        let part = |rows: Range<usize>| slice_rows(&bytes, dtype, rows, latent_size).expect("the shape was checked");
+        let whole = self.host(&name, num_heads * (plain_size + value_size), latent_size)?;
+        let dtype = whole.dtype;
         let maps = |head: usize| {
-            let [key, value] = key_value_rows(latent, head).map(part);
-            let (key_dtype, key) = if dtype.is_quantized() { (DType::F32, decoded(dtype, &key)) } else { (dtype, key) };
+            let [key, value] = key_value_rows(latent, head).map(|rows| slice_rows(&whole, rows));
+            let (key_dtype, key) =
+                if dtype.is_quantized() { (DType::F32, decoded(dtype, &key.bytes)) } else { (dtype, key.bytes) };
             let key = transpose(&key, key_dtype, latent_size, plain_size);
             let key = HostWeight { dtype: key_dtype, rows: latent_size, cols: plain_size, bytes: key };
-            let value = HostWeight { dtype, rows: value_size, cols: latent_size, bytes: value };
             Ok((self.map(key)?, self.map(value)?))
         };
         (0..num_heads).map(maps).collect()

@@ -7,6 +7,7 @@ use super::delta_net::decay_rate;
 use super::tensor_finder::ModulePath;
 use crate::Error;
 use crate::architectures::Blueprint;
+use crate::ranks::WeightRows;
 use crate::weights::Mamba2Weights;
 
 /// Returns the numbers of rows of the parts of the input projection, in their order: gate, channels and time steps.
@@ -20,7 +21,8 @@ impl Loader<'_> {
         let shape = config.mamba2.expect("checked with the configuration").shape;
         let (hidden, heads, width) = (config.hidden_size, shape.num_heads, shape.output_size());
         let path = |template: &'static str| ModulePath::new(template, layer);
-        let [gate, input, time_step] = self.fused(path(names.mamba_input), input_rows(shape), hidden)?;
+        let [gate, input, time_step] =
+            self.fused(path(names.mamba_input), input_rows(shape).map(WeightRows::from), hidden)?;
         let mut decay = self.flat(path(names.mamba_decay), "", heads)?;
         if storage.log_decay {
             decay.iter_mut().for_each(|rate| *rate = decay_rate(*rate));

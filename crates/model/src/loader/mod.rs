@@ -14,10 +14,11 @@ pub(crate) mod tensor_names;
 use std::ops::Range;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, PlainMlp, SharedBytes, Tensor, quant};
+use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, PlainMlp, Tensor, quant};
 
 use crate::architectures::Blueprint;
 use crate::config::{Experts, LayerConfig, Mixer, MlpKind, NormKind, Positions};
+use crate::ranks::{Columns, Sharing, WeightRows};
 use crate::weights::{
     AttentionWeights, DenseMlp, ExpertWeights, LayerWeights, MixerWeights, Mixture, MlpWeights, Norm, SharedExpert,
     ShortConvolutionWeights, Weights,
@@ -32,16 +33,18 @@ pub(crate) struct Loader<'a> {
     finder: TensorFinder<'a>,
     backend: &'a dyn Backend,
     blueprint: &'a Blueprint,
+    sharing: &'a Sharing,
 }
 
-/// Loads all weights. Returns also the names of the tensors that predict further tokens, which are not loaded.
+/// Loads the rows of all weights that a rank has. Returns also the names of the tensors that predict further tokens, which are not loaded.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     backend: &dyn Backend,
     blueprint: &Blueprint,
+    sharing: &Sharing,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(Weights, Vec<String>), Error> {
-    let mut loader = Loader { finder: TensorFinder::new(checkpoint, blueprint), backend, blueprint };
+    let mut loader = Loader { finder: TensorFinder::new(checkpoint, blueprint), backend, blueprint, sharing };
     let weights = loader.weights(progress)?;
     let left_out = loader.finder.finish()?;
     Ok((weights, left_out.predicting))
@@ -57,6 +60,7 @@ impl Loader<'_> {
             Some(name) => self.host(&name, vocab, hidden)?,
             None => embedding.clone(),
         };
+        let output = slice_rows(&output, self.sharing.rows(Columns::Logits).own);
         let positions = match config.positions {
             Positions::Rope { .. } | Positions::None => None,
             Positions::Learned => {
@@ -144,14 +148,16 @@ impl Loader<'_> {
 
     fn attention(&mut self, layer: usize) -> Result<AttentionWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let (hidden, queries, keys) = (config.hidden_size, config.query_size(layer), config.key_size(layer));
+        let (hidden, sharing) = (config.hidden_size, self.sharing);
+        let queries = sharing.rows(Columns::Attended(layer));
+        let keys = sharing.key_rows(config, layer);
         let LayerConfig { kv_from, keys_as_values, .. } = config.layer(layer);
         let norms = config.qk_norm_sizes(layer);
         let key_norm = norms.map(|norms| norms.1).filter(|_| kv_from.is_none());
         let fused = ModulePath::new(names.fused_qkv, layer);
         let mut gate = None;
         let (query, key, value) = if self.finder.exists(fused) {
-            let [query, key, value] = self.fused(fused, [queries, keys, keys], hidden)?;
+            let [query, key, value] = self.fused(fused, [queries, keys.clone(), keys], hidden)?;
             (query, Some(key), Some(value))
         } else {
             let (has_key, has_value) = (kv_from.is_none(), kv_from.is_none() && !keys_as_values);
@@ -166,7 +172,7 @@ impl Loader<'_> {
             };
             (
                 query,
-                self.linear_if(has_key.then_some(keys), names.key, layer)?,
+                self.linear_if(has_key.then(|| keys.clone()), names.key, layer)?,
                 self.linear_if(has_value.then_some(keys), names.value, layer)?,
             )
         };
@@ -180,7 +186,11 @@ impl Loader<'_> {
             query,
             key,
             value,
-            output: self.linear(ModulePath::new(names.attention_output, layer), hidden, queries)?,
+            output: self.linear(
+                ModulePath::new(names.attention_output, layer),
+                sharing.rows(Columns::Hidden),
+                config.query_size(layer),
+            )?,
             gate,
             query_norm: self.norm_if(norms.map(|norms| norms.0), names.query_norm, layer)?,
             key_norm: self.norm_if(key_norm, names.key_norm, layer)?,
@@ -196,7 +206,7 @@ impl Loader<'_> {
         }
         let name = self.finder.weight_or_bare(ModulePath::new(names.sinks, layer));
         let scores = self.floats(&name, config.num_heads)?;
-        Ok(Some(self.vector(&scores)?))
+        Ok(Some(self.vector(&scores[self.sharing.heads(config, layer)])?))
     }
 
     fn mlp(&mut self, layer: usize) -> Result<MlpWeights, Error> {
@@ -204,37 +214,31 @@ impl Loader<'_> {
         if config.layer(layer).experts {
             return if config.dense_beside_experts { self.dense_and_experts(layer) } else { self.experts(layer) };
         }
-        let (hidden, size) = (config.hidden_size, config.mlp_size_of(layer));
         if config.mlp == MlpKind::Gated {
             return Ok(MlpWeights::Gated(self.gated(layer)?));
         }
-        Ok(MlpWeights::Plain(self.plain([names.up, names.down], layer, size, hidden)?))
+        Ok(MlpWeights::Plain(self.plain([names.up, names.down], layer, Columns::Mlp(layer))?))
     }
 
-    fn plain(
-        &mut self,
-        [up, down]: [&'static str; 2],
-        layer: usize,
-        size: usize,
-        hidden: usize,
-    ) -> Result<PlainMlp, Error> {
+    fn plain(&mut self, [up, down]: [&'static str; 2], layer: usize, columns: Columns) -> Result<PlainMlp, Error> {
+        let rows = self.sharing.rows(columns);
         Ok(PlainMlp {
-            up: self.linear(ModulePath::new(up, layer), size, hidden)?,
-            down: self.linear(ModulePath::new(down, layer), hidden, size)?,
+            down: self.linear(ModulePath::new(down, layer), self.sharing.rows(Columns::Hidden), rows.total)?,
+            up: self.linear(ModulePath::new(up, layer), rows, self.blueprint.config.hidden_size)?,
         })
     }
 
     fn gated(&mut self, layer: usize) -> Result<GatedMlp, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let (hidden, size) = (config.hidden_size, config.mlp_size_of(layer));
-        let down = self.linear(ModulePath::new(names.down, layer), hidden, size)?;
+        let (hidden, rows) = (config.hidden_size, self.sharing.rows(Columns::Mlp(layer)));
+        let down = self.linear(ModulePath::new(names.down, layer), self.sharing.rows(Columns::Hidden), rows.total)?;
         let fused = ModulePath::new(names.fused_gate_up, layer);
         let [gate, up] = if self.finder.exists(fused) {
-            self.fused(fused, [size, size], hidden)?
+            self.fused(fused, [rows.clone(), rows], hidden)?
         } else {
             [
-                self.linear(ModulePath::new(names.gate, layer), size, hidden)?,
-                self.linear(ModulePath::new(names.up, layer), size, hidden)?,
+                self.linear(ModulePath::new(names.gate, layer), rows.clone(), hidden)?,
+                self.linear(ModulePath::new(names.up, layer), rows, hidden)?,
             ]
         };
         Ok(GatedMlp { gate, up, down })
@@ -257,7 +261,7 @@ impl Loader<'_> {
             MlpKind::Gated => ExpertWeights::Gated(self.selected_experts(layer)?),
             MlpKind::Plain => ExpertWeights::Plain(self.plain_experts(layer)?),
         };
-        let shared = shared_mlp_size.map(|size| self.shared_expert(layer, size, shared_gate)).transpose()?;
+        let shared = shared_mlp_size.map(|_| self.shared_expert(layer, shared_gate)).transpose()?;
         Ok(MlpWeights::Experts(Box::new(Mixture { router, score_bias, projections, experts, shared })))
     }
 
@@ -287,47 +291,53 @@ impl Loader<'_> {
     fn expert_matrices(&mut self, matrix: ExpertMatrix, layer: usize) -> Result<Vec<Linear>, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let Experts { num_experts, mlp_size, .. } = config.experts.expect("checked with the configuration");
+        let rows = match matrix {
+            ExpertMatrix::Gate | ExpertMatrix::Up => self.sharing.rows(Columns::Expert),
+            // Experts that read a projection are not shared out.
+            ExpertMatrix::Down if config.expert_input_size.is_some() => WeightRows::from(config.expert_width()),
+            ExpertMatrix::Down => self.sharing.rows(Columns::Hidden),
+        };
         if let Some(stack) = ExpertStack::find(&mut self.finder, self.blueprint, matrix, layer)? {
             let tensor = self.finder.find(&stack.name)?.bytes();
             let biases = stack.biases(&mut self.finder, num_experts)?;
             let linear = |expert: usize| {
-                let (dtype, rows, cols) = (stack.dtype, stack.rows, stack.cols);
                 let bytes = stack.matrix(&tensor, expert);
-                let weight = self.backend.few_rows_weight(HostWeight { dtype, rows, cols, bytes })?;
-                let bias = biases.as_ref().map(|biases| self.vector(&biases[expert])).transpose()?;
+                let weight = HostWeight { dtype: stack.dtype, rows: stack.rows, cols: stack.cols, bytes };
+                let weight = self.backend.few_rows_weight(slice_rows(&weight, rows.own.clone()))?;
+                let bias = biases.as_ref().map(|biases| self.vector(&biases[expert][rows.own.clone()])).transpose()?;
                 Ok(Linear { weight, bias })
             };
             return (0..num_experts).map(linear).collect();
         }
-        let width = config.expert_width();
-        let (template, rows, cols) = match matrix {
-            ExpertMatrix::Gate => (names.expert_gate, mlp_size, width),
-            ExpertMatrix::Up => (names.expert_up, mlp_size, width),
-            ExpertMatrix::Down => (names.expert_down, width, mlp_size),
+        let (template, cols) = match matrix {
+            ExpertMatrix::Gate => (names.expert_gate, config.expert_width()),
+            ExpertMatrix::Up => (names.expert_up, config.expert_width()),
+            ExpertMatrix::Down => (names.expert_down, mlp_size),
         };
         let path = |expert: usize| ModulePath { template, layer, expert: Some(expert) };
-        (0..num_experts).map(|expert| self.linear(path(expert), rows, cols)).collect()
+        (0..num_experts).map(|expert| self.linear(path(expert), rows.clone(), cols)).collect()
     }
 
     /// Loads the expert that every token uses.
-    fn shared_expert(&mut self, layer: usize, size: usize, has_gate: bool) -> Result<SharedExpert, Error> {
+    fn shared_expert(&mut self, layer: usize, has_gate: bool) -> Result<SharedExpert, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
-        let hidden = config.hidden_size;
+        let (hidden, rows) = (config.hidden_size, self.sharing.rows(Columns::SharedExpert));
         let output_gate = if has_gate { Some(self.shared_output_gate(layer)?) } else { None };
         if config.mlp == MlpKind::Plain {
-            let mlp = self.plain([names.shared_up, names.shared_down], layer, size, hidden)?;
+            let mlp = self.plain([names.shared_up, names.shared_down], layer, Columns::SharedExpert)?;
             return Ok(SharedExpert { mlp: DenseMlp::Plain(mlp), gate: output_gate });
         }
         let fused = ModulePath::new(names.fused_shared_gate_up, layer);
         let [gate, up] = if self.finder.exists(fused) {
-            self.fused(fused, [size, size], hidden)?
+            self.fused(fused, [rows.clone(), rows.clone()], hidden)?
         } else {
             [
-                self.linear(ModulePath::new(names.shared_gate, layer), size, hidden)?,
-                self.linear(ModulePath::new(names.shared_up, layer), size, hidden)?,
+                self.linear(ModulePath::new(names.shared_gate, layer), rows.clone(), hidden)?,
+                self.linear(ModulePath::new(names.shared_up, layer), rows.clone(), hidden)?,
             ]
         };
-        let down = self.linear(ModulePath::new(names.shared_down, layer), hidden, size)?;
+        let down = ModulePath::new(names.shared_down, layer);
+        let down = self.linear(down, self.sharing.rows(Columns::Hidden), rows.total)?;
         Ok(SharedExpert { mlp: DenseMlp::Gated(GatedMlp { gate, up, down }), gate: output_gate })
     }
 
@@ -343,16 +353,16 @@ impl Loader<'_> {
         Ok(Linear { weight: self.backend.linear_weight(weight)?, bias: None })
     }
 
-    /// Loads a matrix, and its bias if the file has one.
-    fn linear(&mut self, path: ModulePath, rows: usize, cols: usize) -> Result<Linear, Error> {
-        let [linear] = self.fused(path, [rows], cols)?;
+    /// Loads a matrix, and its bias if the file has one. A number of rows means all of them.
+    fn linear(&mut self, path: ModulePath, rows: impl Into<WeightRows>, cols: usize) -> Result<Linear, Error> {
+        let [linear] = self.fused(path, [rows.into()], cols)?;
         Ok(linear)
     }
 
     /// Loads a matrix of a layer, if the layer has it.
     fn linear_if(
         &mut self,
-        rows: Option<usize>,
+        rows: Option<WeightRows>,
         template: &'static str,
         layer: usize,
     ) -> Result<Option<Linear>, Error> {
@@ -361,8 +371,13 @@ impl Loader<'_> {
     }
 
     /// Loads a matrix that stacks several along the rows, and splits it and its bias.
-    fn fused<const N: usize>(&mut self, path: ModulePath, rows: [usize; N], cols: usize) -> Result<[Linear; N], Error> {
-        let total = rows.iter().sum();
+    fn fused<const N: usize>(
+        &mut self,
+        path: ModulePath,
+        rows: [WeightRows; N],
+        cols: usize,
+    ) -> Result<[Linear; N], Error> {
+        let total = rows.iter().map(|rows| rows.total).sum();
         let name = self.finder.name(path, "weight");
         let weight = if self.blueprint.transposed {
             self.transposed(&name, total, cols)?
@@ -373,12 +388,11 @@ impl Loader<'_> {
         let bias = if self.finder.has(&bias) { Some(self.floats(&bias, total)?) } else { None };
         let mut start = 0;
         let mut parts = Vec::with_capacity(N);
-        for rows in rows {
-            let range = start..start + rows;
-            start = range.end;
-            let bytes = slice_rows(&weight.bytes, weight.dtype, range.clone(), cols).expect("the shape was checked");
+        for WeightRows { total, own } in rows {
+            let range = start + own.start..start + own.end;
+            start += total;
+            let weight = slice_rows(&weight, range.clone());
             let bias = bias.as_ref().map(|bias| self.vector(&bias[range])).transpose()?;
-            let weight = HostWeight { dtype: weight.dtype, rows, cols, bytes };
             let weight = match path.expert {
                 Some(_) => self.backend.few_rows_weight(weight)?,
                 None => self.backend.linear_weight(weight)?,
@@ -448,7 +462,10 @@ impl Loader<'_> {
     }
 }
 
-fn slice_rows(bytes: &SharedBytes, dtype: DType, rows: Range<usize>, cols: usize) -> Option<SharedBytes> {
-    let row = dtype.bytes_for(cols)?;
-    bytes.slice(rows.start * row..rows.end * row)
+/// Returns some rows of a matrix whose shape was checked. No byte is read.
+fn slice_rows(weight: &HostWeight, rows: Range<usize>) -> HostWeight {
+    let &HostWeight { dtype, cols, ref bytes, .. } = weight;
+    let row = dtype.bytes_for(cols).expect("rows are whole blocks");
+    let bytes = bytes.slice(rows.start * row..rows.end * row).expect("rows of the matrix");
+    HostWeight { dtype, rows: rows.len(), cols, bytes }
 }

@@ -1,10 +1,12 @@
 //! Attention of one layer: project, normalise and rotate queries and keys, store keys and values, attend, project. A
-//! layer may read the keys and values of another; then it has queries alone.
+//! layer may read the keys and values of another; then it has queries alone. A rank has its own heads; its part of the
+//! output is joined with those of other ranks in the last projection.
 
 use pellucid_tensor::{Attend, Attention, Backend, Error, KvLayer, Rope, StoreKv, Tensor, Values};
 
 use crate::activations::{Activations, AttentionActivations, Entry, output};
 use crate::config::Positions;
+use crate::ranks::{Columns, project};
 use crate::weights::{AttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, KvMemory};
 
@@ -75,7 +77,8 @@ pub(crate) fn forward(
     if weights.gate.is_some() {
         backend.sigmoid_gate(&a.attention_gate, attended)?;
     }
-    backend.linear_to(attended, &weights.output, output(&mut a.residual, output_norm))
+    let attended = (&*attended, Columns::Attended(kv.index));
+    project(backend, a.ranks.as_deref_mut(), attended, &weights.output, output(&mut a.residual, output_norm))
 }
 
 /// Computes and stores keys and values of layer `index` alone, for a layer with maps of both.

@@ -7,3 +7,4 @@ mod goldens;
 mod invalid_models;
 mod invariance;
 mod predictors;
+mod ranks;

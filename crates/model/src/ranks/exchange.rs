@@ -1,0 +1,185 @@
+//! [`Ranks`]: gathers the parts of a product that each rank has computed.
+//!
+//! Activations are gathered in F32, once before and once after each product that needs all of its inputs. Parts are
+//! matrices of their own, so those of several rows are brought into rows after the exchange.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pellucid_tensor::{Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, Tensor};
+
+use super::sharing::{Columns, Sharing};
+
+/// The gathers of one rank since it was loaded.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct GatherStats {
+    pub num_gathers: u64,
+    /// Bytes of the gathered rows, this rank's part included.
+    pub bytes: u64,
+    /// Time from the call to its return: the exchange itself, and waiting for slower ranks.
+    pub time: Duration,
+}
+
+/// This rank's connection with the others, and the rows that are exchanged.
+#[derive(Debug)]
+pub(crate) struct Ranks {
+    pub(super) exchange: Exchange,
+    /// Gathered rows, one tensor for each width.
+    whole: Vec<Tensor>,
+    /// This rank's part of a product's rows, one tensor for each width.
+    parts: Vec<Tensor>,
+    /// Threads of the other ranks, if they are in the process of rank 0.
+    pub(super) followers: Vec<JoinHandle<()>>,
+}
+
+/// Exchanges rows between backends, through the host's memory.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) communicator: Box<dyn Communicator>,
+    pub(super) sharing: Sharing,
+    stats: GatherStats,
+    /// Whether a step has begun and not ended: it panicked, and the ranks are no longer at the same operation.
+    pub(super) is_in_step: bool,
+    /// The part that is sent and the parts that are received, as bytes and as values.
+    sent: Vec<u8>,
+    received: Vec<u8>,
+    values: Vec<f32>,
+    lens: Vec<usize>,
+}
+
+impl Ranks {
+    pub(crate) fn new(communicator: Box<dyn Communicator>, sharing: Sharing) -> Ranks {
+        let exchange = Exchange {
+            communicator,
+            sharing,
+            stats: GatherStats::default(),
+            is_in_step: false,
+            sent: Vec::new(),
+            received: Vec::new(),
+            values: Vec::new(),
+            lens: Vec::new(),
+        };
+        Ranks { exchange, whole: Vec::new(), parts: Vec::new(), followers: Vec::new() }
+    }
+
+    pub(crate) fn stats(&self) -> GatherStats {
+        self.exchange.stats
+    }
+
+    /// Computes this rank's columns of a product and gathers those of all ranks into `out`.
+    pub(crate) fn linear(
+        &mut self,
+        backend: &dyn Backend,
+        x: Input<'_>,
+        (linear, columns): (&Linear, Columns),
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let part = of_width(&mut self.parts, backend, linear.weight.rows(), out.rows())?;
+        backend.linears(x, &mut [(linear, &mut *part)])?;
+        self.exchange.gather(backend, part, columns, out)
+    }
+
+    /// Writes the weighted sums of selected experts: [`Backend::expert_mlp`], with a gather after each half.
+    pub(crate) fn expert_mlp(
+        &mut self,
+        backend: &dyn Backend,
+        experts: &ExpertMlp<'_>,
+        out: Output<'_>,
+    ) -> Result<(), Error> {
+        let (sharing, out) = (&self.exchange.sharing, out.rows());
+        let num_rows = experts.x.rows() * experts.routing.num_selected;
+        let [own, all] = [sharing.rows(Columns::Expert).own.len(), sharing.rows(Columns::Expert).total];
+        let own_hidden = sharing.rows(Columns::Hidden).own.len();
+        let part = of_width(&mut self.parts, backend, own, num_rows)?;
+        backend.expert_gates(experts, part)?;
+        let gated = of_width(&mut self.whole, backend, all, num_rows)?;
+        self.exchange.gather(backend, part, Columns::Expert, gated)?;
+        let part = of_width(&mut self.parts, backend, own_hidden, out.rows())?;
+        backend.expert_sums(experts, gated, part)?;
+        self.exchange.gather(backend, part, Columns::Hidden, out)
+    }
+}
+
+/// Applies a map to rows of which each rank has some columns, and writes the result to `out`, which is whole on every
+/// rank: gathers the rows, computes this rank's columns of the product and gathers those of all ranks. Without other
+/// ranks, the rows are whole.
+pub(crate) fn project(
+    backend: &dyn Backend,
+    ranks: Option<&mut Ranks>,
+    (x, columns): (&Tensor, Columns),
+    map: &Linear,
+    out: Output<'_>,
+) -> Result<(), Error> {
+    let Some(ranks) = ranks else { return backend.linear_to(x, map, out) };
+    let mut whole = std::mem::take(&mut ranks.whole);
+    let outcome = of_width(&mut whole, backend, map.weight.cols(), x.rows()).and_then(|rows| {
+        ranks.exchange.gather(backend, x, columns, rows)?;
+        ranks.linear(backend, Input::Rows(rows), (map, Columns::Hidden), out.rows())
+    });
+    ranks.whole = whole;
+    outcome
+}
+
+/// Returns the tensor of this width with `rows` rows, and allocates it on first use.
+fn of_width<'a>(
+    tensors: &'a mut Vec<Tensor>,
+    backend: &dyn Backend,
+    width: usize,
+    rows: usize,
+) -> Result<&'a mut Tensor, Error> {
+    let index = match tensors.iter().position(|tensor| tensor.cols() == width) {
+        Some(index) => index,
+        None => {
+            tensors.push(backend.zeros(backend.activation_dtype(), 0, width)?);
+            tensors.len() - 1
+        }
+    };
+    backend.resize_rows(&mut tensors[index], rows)?;
+    Ok(&mut tensors[index])
+}
+
+impl Exchange {
+    /// Joins the columns that each rank has of the same rows.
+    fn gather(
+        &mut self,
+        backend: &dyn Backend,
+        part: &Tensor,
+        columns: Columns,
+        whole: &mut Tensor,
+    ) -> Result<(), Error> {
+        let (cut, num_rows, width) = (self.sharing.cut(columns), part.rows(), whole.cols());
+        assert_eq!(part.cols(), cut.range(self.sharing.rank()).len(), "this rank's part of {columns:?}");
+        assert_eq!((whole.rows(), width), (num_rows, cut.total()), "the whole of {columns:?}");
+        let Exchange { communicator, sharing, stats, sent, received, values, lens, .. } = self;
+        let started = Instant::now();
+        values.resize(values.len().max(num_rows * width), 0.0);
+        let values = &mut values[..num_rows * width];
+        let own = &mut values[..part.len()];
+        backend.read(part, own)?;
+        sent.resize(part.len() * size_of::<f32>(), 0);
+        let (bytes, _) = sent.as_chunks_mut::<{ size_of::<f32>() }>();
+        bytes.iter_mut().zip(own).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+        lens.clear();
+        lens.extend((0..sharing.num_ranks()).map(|rank| cut.range(rank).len() * num_rows * size_of::<f32>()));
+        received.resize(num_rows * width * size_of::<f32>(), 0);
+        communicator.all_gather(sent, lens, received)?;
+        let mut rest = &received[..];
+        for (rank, &len) in lens.iter().enumerate() {
+            let (of_rank, others) = rest.split_at(len);
+            let range = cut.range(rank);
+            let rows = of_rank.chunks_exact(range.len() * size_of::<f32>()).zip(values.chunks_exact_mut(width));
+            rows.for_each(|(from, to)| copy_floats(from, &mut to[range.clone()]));
+            rest = others;
+        }
+        backend.write(values, whole)?;
+        stats.num_gathers += 1;
+        stats.bytes += received.len() as u64;
+        stats.time += started.elapsed();
+        Ok(())
+    }
+}
+
+fn copy_floats(from: &[u8], to: &mut [f32]) {
+    let (values, _) = from.as_chunks::<{ size_of::<f32>() }>();
+    values.iter().zip(to).for_each(|(bytes, to)| *to = f32::from_le_bytes(*bytes));
+}
