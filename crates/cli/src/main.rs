@@ -12,6 +12,7 @@ mod terminal;
 
 use anyhow::Result;
 use flags::command_line::{Cli, Command};
+use flags::ranks;
 use flags::usage_error::{USAGE_STATUS, UsageError, without_os_codes};
 use std::io::Write;
 use std::panic;
@@ -36,6 +37,7 @@ fn status(result: Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if is_reader_gone(&error) => ExitCode::SUCCESS,
+        Err(error) if ranks::is_end(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => ExitCode::from(interrupted_status()),
         Err(error) => {
             log::error(&without_os_codes(&format!("{error:#}")));
@@ -48,6 +50,12 @@ fn run() -> Result<()> {
     let cli = Cli::read()?;
     let interrupt = Interrupt::install();
     let hub = cli.hub(interrupt.clone())?;
+    if let Some(ranks) = cli.ranks()
+        && ranks.follows()?
+    {
+        // It ends with rank 0, which gets the same signals.
+        interrupt.on_signal(|| ());
+    }
     let mut output = Output::new();
     match &cli.command {
         Command::Run(args) => commands::run::run(args, &hub, &interrupt, cli.wants_color(), &mut output),

@@ -14,9 +14,11 @@ use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::draft_model::{DraftFiles, DraftInfo};
-use crate::loading::{details, hash_notes, load_decoder, plan_kv_memory, shared_prefix};
+use crate::loading::{details, hash_notes, plan_kv_memory, shared_prefix};
 use crate::recommended_sampling::recommended_sampling;
-use crate::{Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid, Speculation};
+use crate::{
+    Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid, Ranks, Speculation, load_decoder_on_ranks,
+};
 
 /// Sequences computed at once unless the builder says otherwise.
 const DEFAULT_MAX_SEQUENCES: usize = 8;
@@ -61,6 +63,7 @@ pub struct Builder {
     guards: Guards,
     /// How the rows of a text become one vector, for models that compute vectors.
     pub(crate) pooling: Option<Pooling>,
+    pub(crate) ranks: Ranks,
     pub(crate) on_event: Box<dyn FnMut(LoadEvent) + Send>,
 }
 
@@ -128,6 +131,7 @@ impl Builder {
             speculation: Speculation::DEFAULT,
             guards: Guards::default(),
             pooling: None,
+            ranks: Ranks::One,
             on_event: Box::new(|_| ()),
         }
     }
@@ -174,6 +178,25 @@ impl Builder {
     /// Sets the number of CPU threads. Default: one for each core. The number does not change any reply.
     pub fn threads(mut self, num_threads: usize) -> Builder {
         self.device.threads = Some(num_threads);
+        self
+    }
+
+    /// Sets the ranks that compute the model together. Default: [`Ranks::One`]. Their number does not change any reply.
+    ///
+    /// Models with recurrent layers, latent attention and a few other parts cannot be shared out yet: opening fails. On
+    /// a process that is not rank 0, opening follows rank 0 until that shuts down, and returns [`Error::RankEnded`].
+    ///
+    /// ```
+    /// use pellucid::{Device, Pellucid, Ranks};
+    ///
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let two = Ranks::Threads(2.try_into().unwrap());
+    /// let model = Pellucid::builder("models/tiny.gguf").device(Device::Cpu).ranks(two).open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn ranks(mut self, ranks: Ranks) -> Builder {
+        self.ranks = ranks;
         self
     }
 
@@ -361,8 +384,10 @@ impl Builder {
             None => None,
         };
         on_event(LoadEvent::Phase(LoadPhase::Device));
-        let backend = self.device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
-        let decoder = load_decoder(&checkpoint, load_options, &backend, on_event)?;
+        let device = self.ranks.device_of_one(&self.device);
+        let backend = device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
+        let device = (&self.device, &backend);
+        let decoder = load_decoder_on_ranks(self.ranks, &checkpoint, load_options, device, on_event)?;
         let config = decoder.config().clone();
         if snapshot_distance.is_some() && !config.has_state() {
             let note = format!("a snapshot distance has no effect: {} has no recurrent layers", config.architecture);

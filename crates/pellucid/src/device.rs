@@ -1,6 +1,7 @@
 //! The device that computes. This is the only module of the project that chooses one.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -139,6 +140,13 @@ impl DeviceOptions {
             note("cuBLASLt was not found; the usual kernels compute".into());
         }
         Ok(backend)
+    }
+
+    /// Returns the options for one of `num_ranks` groups of threads that share the CPU's threads. At least one is each
+    /// group's.
+    pub fn shared_by(&self, num_ranks: NonZeroUsize) -> DeviceOptions {
+        let threads = self.threads.unwrap_or(CpuOptions::default().num_threads);
+        DeviceOptions { threads: Some((threads / num_ranks).max(1)), ..*self }
     }
 
     fn open_cpu(&self) -> Result<Arc<dyn Backend>, DeviceError> {

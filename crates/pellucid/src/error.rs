@@ -47,6 +47,12 @@ pub enum Error {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// This process is one of several ranks and not the first: it followed rank 0 until that shut down. No failure.
+    #[error("rank {rank} ended with rank 0")]
+    RankEnded {
+        /// Number of the rank.
+        rank: usize,
+    },
     /// An encoder was to be opened on a GPU.
     #[error("cuda:{ordinal}: encoders run on the CPU only; select the CPU")]
     EncoderOnGpu {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_engine::{KvBudget, KvNeed, MemoryPlan, state_need};
 use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, PromptEnd, utc_now};
-use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, KvMemory, LoadOptions, Model as _};
+use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, Error as ModelError, KvMemory, LoadOptions, Model as _};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 
@@ -79,10 +79,21 @@ pub fn load_decoder(
     backend: &Arc<dyn Backend>,
     on_event: &mut dyn FnMut(LoadEvent),
 ) -> Result<Decoder, Error> {
+    load_decoder_by(checkpoint, options, backend, on_event, |progress| {
+        Decoder::load(checkpoint, backend.clone(), options, progress)
+    })
+}
+
+/// Loads a decoder with `load`, which reports its progress, and adds the notes about the checkpoint and the device.
+pub(crate) fn load_decoder_by(
+    checkpoint: &Checkpoint,
+    options: LoadOptions,
+    backend: &Arc<dyn Backend>,
+    on_event: &mut dyn FnMut(LoadEvent),
+    load: impl FnOnce(&mut dyn FnMut(usize, usize)) -> Result<Decoder, ModelError>,
+) -> Result<Decoder, Error> {
     on_event(LoadEvent::Phase(LoadPhase::Weights));
-    let loaded = Decoder::load(checkpoint, backend.clone(), options, &mut |loaded, total| {
-        on_event(LoadEvent::Weights { loaded, total });
-    });
+    let loaded = load(&mut |loaded, total| on_event(LoadEvent::Weights { loaded, total }));
     for remark in checkpoint.notes().iter().cloned().chain(backend.remarks()) {
         on_event(LoadEvent::Note(remark));
     }
@@ -130,7 +141,8 @@ pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
 /// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one. A draft
 /// model has as many blocks, which come out of the same budget.
 ///
-/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. `snapshot_distance` is that of
+/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. With several ranks, both are those
+/// of one rank, and the free memory is divided by their number, as if all were on this machine. `snapshot_distance` is that of
 /// [`EngineOptions`](pellucid_engine::EngineOptions).
 pub fn plan_kv_memory(
     config: &DecoderConfig,
@@ -144,7 +156,10 @@ pub fn plan_kv_memory(
     let need = kv_need(config, draft, kv_type, num_contexts, snapshot_distance)?;
     let budget = match kv_memory {
         Some(bytes) => KvBudget::Bytes(bytes),
-        None => backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf),
+        None => {
+            let of_rank = |bytes: u64| KvBudget::OutOf(bytes / config.num_ranks as u64);
+            backend.free_memory().map_or(KvBudget::Unknown, of_rank)
+        }
     };
     MemoryPlan::new(need, budget).map_err(|source| Error::KvMemory { kv_type, source })
 }

@@ -10,8 +10,8 @@ use super::tree::Tree;
 
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 
-/// Crates that may contain `unsafe`: kernels, calls of the GPU's driver, one memory map.
-const UNSAFE: &[&str] = &["cpu", "cuda", "checkpoint"];
+/// Crates that may contain `unsafe`: kernels, calls of the GPU's driver and of MPI, one memory map.
+const UNSAFE: &[&str] = &["cpu", "cuda", "mpi", "checkpoint"];
 
 /// Crates that print: programs, and suites that report on a terminal.
 const PRINTING: &[&str] = &["cli", "selftest", "testing", "xtask"];

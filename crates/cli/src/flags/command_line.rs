@@ -9,6 +9,7 @@ use crate::commands::{
     selftest::SelftestArgs, serve::ServeArgs, serve::SpanVariables, server_models::PsArgs, server_models::StopArgs,
     tokenize::TokenizeArgs,
 };
+use crate::flags::ranks::RankArgs;
 use crate::flags::setting_layers::{self, Setting};
 use crate::flags::usage_error::{self, OrUsage, bail_usage};
 use crate::hub::{Hub, Python, Remote, Token};
@@ -140,6 +141,17 @@ impl Cli {
         }
         let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| usage_error::exit_with(&error));
         Ok(Cli { notes, ..cli })
+    }
+
+    /// Returns the ranks of a command that may have several.
+    pub(crate) fn ranks(&self) -> Option<&RankArgs> {
+        match &self.command {
+            Command::Run(args) => Some(&args.compute.ranks),
+            Command::Serve(args) => Some(&args.compute.ranks),
+            Command::Bench(args) => Some(&args.compute.ranks),
+            Command::Prove(args) => Some(&args.compute.ranks),
+            _ => None,
+        }
     }
 
     /// Whether the environment allows colour: NO_COLOR is not set (no-color.org), and the terminal is not dumb.

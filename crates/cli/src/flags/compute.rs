@@ -11,7 +11,7 @@ use anyhow::{Error, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::{
     Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, LoadOptions, Loaded,
-    LoadedEmbeddings, ModelInfo, Overcommit, Pellucid, Pooling, Speculation,
+    LoadedEmbeddings, ModelInfo, Overcommit, Pellucid, Pooling, Ranks, Speculation,
 };
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::ContextDoesNotFit;
@@ -20,6 +20,7 @@ use pellucid_tensor::Backend;
 
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
+use crate::flags::ranks::RankArgs;
 use crate::flags::speculation::SpeculationArgs;
 use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::hub::Hub;
@@ -74,11 +75,15 @@ pub(crate) struct ComputeArgs {
     /// [default: as many snapshots as take the memory of keys and values]
     #[arg(long, verbatim_doc_comment, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     snapshot_distance: Option<u32>,
+
+    #[command(flatten)]
+    pub(crate) ranks: RankArgs,
 }
 
 impl ComputeArgs {
     /// Opens a model for one user whose requests run `width` sequences at once.
     pub(crate) fn open(&self, path: &Path, width: usize, hub: &Hub) -> Result<Loaded> {
+        self.ranks.refuse("this command")?;
         self.load(self.builder(path, hub)?.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
@@ -92,13 +97,23 @@ impl ComputeArgs {
         template: &TemplateArgs,
         speculation: &SpeculationArgs,
     ) -> Result<Loaded> {
-        let builder = speculation.apply(template.apply(self.builder(path, hub)?)?, hub)?;
+        let builder = speculation.apply(template.apply(self.builder_on_ranks(path, hub)?)?, hub)?;
         self.load(builder.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
     /// Returns the flags for the model of a guard: those about context and KV memory hold for the guarded model.
     pub(crate) fn for_guard(&self) -> ComputeArgs {
         ComputeArgs { context: None, kv_memory: None, ..self.clone() }
+    }
+
+    /// Returns a builder with these flags, for the model that all ranks compute.
+    pub(crate) fn builder_on_ranks(&self, path: &Path, hub: &Hub) -> Result<Builder> {
+        let builder = self.builder(path, hub)?;
+        let ranks = self.ranks.take()?;
+        // Groups of threads divide the device themselves.
+        let device = self.device_options();
+        let device = if matches!(ranks, Ranks::Process { .. }) { self.ranks.device(device)? } else { device };
+        Ok(builder.device_options(device).ranks(ranks))
     }
 
     /// Returns a builder with these flags.
@@ -180,6 +195,7 @@ impl ComputeArgs {
 
     /// Opens a model that computes vectors with the options of a builder.
     pub(crate) fn load_embeddings(&self, mut builder: Builder, pooling: Option<Pooling>) -> Result<LoadedEmbeddings> {
+        self.ranks.refuse("a model that computes vectors")?;
         if self.kv_memory.is_some() {
             bail_usage!("--kv-memory has no effect on a model that computes vectors; use --context");
         }
@@ -218,9 +234,9 @@ impl ComputeArgs {
         builder.on_event(move |event| shown.show(event)).load_embeddings().map_err(|error| self.in_flags(error))
     }
 
-    /// Opens the device of these flags.
+    /// Opens the device of these flags: that of this process's first rank.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
-        open_device(self.device_options())
+        open_device(self.ranks.device(self.device_options())?)
     }
 
     /// Opens the CPU with a single thread.
@@ -231,12 +247,23 @@ impl ComputeArgs {
 
     /// Loads the weights of a checkpoint onto a device.
     pub(crate) fn decoder(&self, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Decoder> {
-        self.decoder_for(checkpoint, backend, &Speculation::OFF)
+        self.decoder_on(Ranks::One, checkpoint, backend, &Speculation::OFF)
     }
 
-    /// Loads the weights that these drafters need of their own model as well.
+    /// Loads the model that all ranks compute, and the weights that these drafters need of their own model as well. A
+    /// process that is not rank 0 does not return while that runs.
     pub(crate) fn decoder_for(
         &self,
+        checkpoint: &Checkpoint,
+        backend: &Arc<dyn Backend>,
+        speculation: &Speculation,
+    ) -> Result<Decoder> {
+        self.decoder_on(self.ranks.take()?, checkpoint, backend, speculation)
+    }
+
+    fn decoder_on(
+        &self,
+        ranks: Ranks,
         checkpoint: &Checkpoint,
         backend: &Arc<dyn Backend>,
         speculation: &Speculation,
@@ -244,7 +271,8 @@ impl ComputeArgs {
         let bar = LoadingBar::new();
         let context_len = self.context.map(|tokens| tokens as usize);
         let options = LoadOptions { context_len, predictor: speculation.uses_mtp() };
-        pellucid::load_decoder(checkpoint, options, backend, &mut |event| bar.show(event))
+        let device = self.device_options();
+        pellucid::load_decoder_on_ranks(ranks, checkpoint, options, (&device, backend), &mut |event| bar.show(event))
             .map_err(|error| self.in_flags(error))
     }
 

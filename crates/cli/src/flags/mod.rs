@@ -11,6 +11,7 @@ mod files;
 pub(crate) mod grammar;
 pub(crate) mod guard;
 pub(crate) mod prompt;
+pub(crate) mod ranks;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;
 pub(crate) mod speculation;

@@ -78,6 +78,11 @@ impl PromptArgs {
         }
     }
 
+    /// Returns the model of a command line, whatever the prompt is; `None` for the default model.
+    pub(crate) fn model(&self, hub: &Hub) -> Result<Option<String>> {
+        Ok(self.split(hub)?.0)
+    }
+
     /// Returns the model and the prompt: the words of the command line, the files, and standard input.
     pub(crate) fn read(&self, hub: &Hub) -> Result<Question> {
         let (model, prompt) = self.split(hub)?;

@@ -6,6 +6,7 @@
 
 use std::io::{self, Write};
 use std::panic::PanicHookInfo;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -26,6 +27,9 @@ const KEPT_BYTES: usize = 1 << 10;
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 static LOG: OnceLock<Log> = OnceLock::new();
+
+/// Whether notes and events are dropped: of several ranks, the first one reports.
+static IS_SILENT: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum)]
 pub(crate) enum LogFormat {
@@ -66,8 +70,16 @@ pub(crate) fn start(level: LevelFilter, format: LogFormat) -> io::Result<Arc<Log
     Ok(losses)
 }
 
+/// Drops notes and events from now on. Errors are still written.
+pub(crate) fn silence_notes() {
+    IS_SILENT.store(true, Ordering::Relaxed);
+}
+
 /// Writes a note for the user: to the log if there is one, else to standard error.
 pub(crate) fn note(text: &str) {
+    if IS_SILENT.load(Ordering::Relaxed) {
+        return;
+    }
     match LOG.get() {
         Some(_) => tracing::info!("{text}"),
         // A standard error that cannot be written is no reason to stop.
@@ -148,6 +160,9 @@ pub(crate) struct EventWriter<'a>(&'a Log);
 
 impl Write for EventWriter<'_> {
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
+        if IS_SILENT.load(Ordering::Relaxed) {
+            return Ok(event.len());
+        }
         self.0.push(String::from_utf8_lossy(event).trim_end().to_owned());
         Ok(event.len())
     }

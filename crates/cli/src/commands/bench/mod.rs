@@ -134,7 +134,7 @@ pub(crate) struct BenchArgs {
     speculation: SpeculationArgs,
 
     #[command(flatten)]
-    compute: ComputeArgs,
+    pub(crate) compute: ComputeArgs,
 }
 
 #[derive(Debug, clap::Args)]

@@ -93,7 +93,7 @@ pub(super) fn run(args: &BenchArgs, file: &str, hub: &Hub, interrupt: &Interrupt
     let questions = read(file).or_usage()?;
     args.sampling.check().or_usage()?;
     let path = hub.resolve(args.model.as_deref())?;
-    let builder = args.compute.builder(&path, hub)?.max_sequences(NUM_SEQUENCES).max_waiting(questions.len());
+    let builder = args.compute.builder_on_ranks(&path, hub)?.max_sequences(NUM_SEQUENCES).max_waiting(questions.len());
     let model = args.compute.load(args.speculation.apply(builder, hub)?)?.model;
     let sampling = args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?;
     let max_tokens = args.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS) as usize;

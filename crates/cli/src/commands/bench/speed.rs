@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, KvMemory, Logits, Model};
+use pellucid_model::{BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, GatherStats, KvMemory, Logits, Model};
 use pellucid_tensor::{RowQuery, StateSave};
 use serde::Serialize;
 
@@ -27,6 +27,29 @@ pub(super) struct CaseResult {
     pub(super) fraction_of_read_limit: Option<f64>,
     /// Arithmetic rate of the weights alone, without attention.
     pub(super) tflops: f64,
+    /// Gathers of a prompt or of a decode step; `None` with one rank.
+    pub(super) gathers: Option<Gathers>,
+}
+
+/// Gathers between ranks, as means.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Gathers {
+    pub(super) number: f64,
+    pub(super) bytes: f64,
+    /// Time of the exchange, and of waiting for slower ranks.
+    pub(super) ms: f64,
+}
+
+impl Gathers {
+    /// Returns the means of `times` prompts or steps between two readings of the counters.
+    fn between(before: GatherStats, after: GatherStats, times: usize) -> Gathers {
+        let mean = |total: f64| total / times as f64;
+        Gathers {
+            number: mean((after.num_gathers - before.num_gathers) as f64),
+            bytes: mean((after.bytes - before.bytes) as f64),
+            ms: mean((after.time - before.time).as_secs_f64() * 1e3),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -39,19 +62,27 @@ pub(super) enum Case {
 pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_speed: f64) -> Result<Vec<CaseResult>> {
     let mut bench = SpeedBench::new(ready, cases, args.generate as usize)?;
     let mut seconds: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
+    let mut gathers = vec![None; cases.len()];
     for _ in 0..args.repeat {
-        for (case, seconds) in cases.iter().zip(&mut seconds) {
-            match *case {
-                Case::Prefill { tokens } => seconds.push(bench.prefill(tokens)?),
+        for ((case, seconds), gathers) in cases.iter().zip(&mut seconds).zip(&mut gathers) {
+            let times = match *case {
+                Case::Prefill { tokens } => {
+                    seconds.push(bench.prefill(tokens)?);
+                    1
+                }
                 Case::Decode { sequences, depth } => {
                     seconds.extend(bench.decode(sequences, depth, args.generate as usize)?);
+                    args.generate as usize
                 }
-            }
+            };
+            // Those of the last round.
+            let (before, after) = (bench.gathers_before, bench.ready.model.gather_stats());
+            *gathers = before.zip(after).map(|(before, after)| Gathers::between(before, after, times));
         }
     }
     let cost = bench.ready.model.token_cost();
     let position_bytes = bench.kv.bytes_per_position() as f64;
-    let rows = cases.iter().zip(&mut seconds).map(|(&case, seconds)| {
+    let rows = cases.iter().zip(&mut seconds).zip(gathers).map(|((&case, seconds), gathers)| {
         let middle = median(seconds);
         let (tokens, bytes) = match case {
             Case::Prefill { tokens } => (tokens as f64, None),
@@ -68,6 +99,7 @@ pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_spee
             step_ms: middle * 1e3,
             fraction_of_read_limit: bytes.map(|bytes| bytes / read_speed / middle),
             tflops: 2.0 * cost.products as f64 * tokens / middle / 1e12,
+            gathers,
         }
     });
     Ok(rows.collect())
@@ -116,6 +148,8 @@ struct SpeedBench<'a> {
     batch: Batch,
     /// Logits of alternating steps.
     logits: [Logits; 2],
+    /// The counters of gathers before the measurement that ran last.
+    gathers_before: Option<GatherStats>,
 }
 
 impl SpeedBench<'_> {
@@ -125,13 +159,14 @@ impl SpeedBench<'_> {
         let kv = KvMemory::new(ready.model.config(), &*ready.backend, ready.kv_dtype, num_blocks, BLOCK_LEN)?;
         // A sequence's state is in the slot with the number of its first block.
         let kv = kv.with_states(ready.model.config(), &*ready.backend, num_blocks)?;
-        Ok(SpeedBench { ready, kv, batch: Batch::default(), logits: Default::default() })
+        Ok(SpeedBench { ready, kv, batch: Batch::default(), logits: Default::default(), gathers_before: None })
     }
 
     /// Returns the seconds for a whole prompt, with the logits after it.
     fn prefill(&mut self, tokens: usize) -> Result<f64> {
         let blocks: Vec<u32> = (0..tokens.div_ceil(BLOCK_LEN) as u32).collect();
         let ids = self.ids(tokens);
+        self.gathers_before = self.ready.model.gather_stats();
         let started = Instant::now();
         let mut position = 0;
         for ids in ids.chunks(self.ready.backend.chunk_len()) {
@@ -164,6 +199,7 @@ impl SpeedBench<'_> {
         }
         let is_asynchronous = self.ready.model.supports_digests() && self.ready.model.is_asynchronous(sequences);
         let ids = self.ids(generate + sequences);
+        self.gathers_before = self.ready.model.gather_stats();
         let started = Instant::now();
         let mut ends = vec![0.0];
         for step in 0..generate {

@@ -37,6 +37,10 @@ pub(super) fn speed(out: &mut impl Write, rows: &[CaseResult]) -> Result<()> {
             row.step_ms,
             row.tflops,
         )?;
+        if let Some(gathers) = row.gathers {
+            let (number, bytes) = (grouped(gathers.number.round() as u64), bytes_text(gathers.bytes as u64));
+            writeln!(out, "  of which {:.2} ms in {number} gathers of {bytes}", gathers.ms)?;
+        }
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use pellucid::LoadOptions;
+use pellucid::{LoadOptions, Speculation};
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::{EngineOptions, Request};
 use pellucid_model::{BLOCK_LEN, Model};
@@ -33,7 +33,7 @@ use drafts::DraftSpeed;
 ///
 /// Random prompts are answered one at a time; then all again in batches, in
 /// another order, in chunks of several sizes, with and without cached prefixes,
-/// with preemption, with drafts, and, on a CPU, on one thread. Half are greedy,
+/// with preemption, with drafts, and, on a CPU, on one thread of one rank. Half are greedy,
 /// half are sampled. Tokens and log probabilities must agree to the bit. The last
 /// line is the verdict; the exit status is 1 if a reply differs.
 ///
@@ -86,7 +86,7 @@ pub(crate) struct ProveArgs {
     json: bool,
 
     #[command(flatten)]
-    compute: ComputeArgs,
+    pub(crate) compute: ComputeArgs,
 }
 
 /// The requests of a comparison, and the format of keys and values.
@@ -141,7 +141,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, variables: &ServerVariables, outp
     }
     let checkpoint = args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?;
     let backend = args.compute.backend()?;
-    let model = args.compute.decoder(&checkpoint, &backend)?;
+    let model = args.compute.decoder_for(&checkpoint, &backend, &Speculation::OFF)?;
     let context = model.config().context_len;
     let positions = args.longest as usize + args.reply as usize;
     if positions > context {
@@ -167,7 +167,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, variables: &ServerVariables, outp
         let backend = args.compute.single_threaded()?;
         Ok(ModelOnDevice::new(args.compute.decoder(&checkpoint, &backend)?, backend))
     };
-    // A GPU has no such setting, and another device may have other bits.
+    // On one rank, whatever --ranks says. A GPU has no such setting, and another device may have other bits.
     let single_threaded = (!backend.is_asynchronous()).then_some(single_threaded);
     let target = ModelOnDevice::new(model, backend.clone());
     let draft = args.draft.as_deref().map(|name| open_draft(args, name, hub, &checkpoint, &backend)).transpose()?;

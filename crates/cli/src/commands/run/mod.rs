@@ -108,7 +108,7 @@ pub(crate) struct RunArgs {
     speculation: SpeculationArgs,
 
     #[command(flatten)]
-    compute: ComputeArgs,
+    pub(crate) compute: ComputeArgs,
 }
 
 impl RunArgs {
@@ -126,6 +126,9 @@ pub(crate) fn run(
     wants_color: bool,
     output: &mut Output,
 ) -> Result<()> {
+    if args.compute.ranks.follows()? {
+        return follow(args, hub);
+    }
     let question = args.prompt.read(hub)?;
     let prompt = question.prompt;
     let path = hub.resolve(question.model.as_deref())?;
@@ -255,6 +258,12 @@ fn check_chat_flags(args: &RunArgs, width: usize) -> Result<()> {
         bail_usage!("a chat has one reply at a time; several replies need a PROMPT");
     }
     Ok(())
+}
+
+/// Computes the steps of rank 0 until it ends. Only rank 0 reads the prompt, part of which may be standard input.
+fn follow(args: &RunArgs, hub: &Hub) -> Result<()> {
+    let path = hub.resolve(args.prompt.model(hub)?.as_deref())?;
+    args.compute.open_with(&path, 1, hub, &args.prompt.template, &args.speculation).map(drop)
 }
 
 /// Rejects combinations of flags that the engine does not know of, or would reject after the prompt is on the screen.

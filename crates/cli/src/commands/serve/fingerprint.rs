@@ -67,16 +67,20 @@ pub(super) fn fingerprint(
     for text in settings.into_iter().flatten() {
         model.update(text);
     }
+    let kv = compute.kv_type;
+    // With --fast, equal requests may return different bytes.
+    let fast = if compute.fast { "-fast" } else { "" };
+    Ok(format!("pellucid-{}-{}-{kv}{fast}-{}", build(), device_name(device), short(model)))
+}
+
+/// Returns the version of the program and a hash of its file.
+pub(crate) fn build() -> String {
     let mut build = Sha256::new();
     // If the program cannot read its own file, only the version identifies the build.
     if let Ok(program) = std::env::current_exe() {
         let _ = sample(&program, &mut build);
     }
-    let kv = compute.kv_type;
-    // With --fast, equal requests may return different bytes.
-    let fast = if compute.fast { "-fast" } else { "" };
-    let version = env!("CARGO_PKG_VERSION");
-    Ok(format!("pellucid-{version}-{}-{}-{kv}{fast}-{}", short(build), device_name(device), short(model)))
+    format!("{}-{}", env!("CARGO_PKG_VERSION"), short(build))
 }
 
 /// Returns the device without its number and threads, such as `cpu-avx512` for "cpu (avx512, 2 threads)": these do not

@@ -143,7 +143,7 @@ pub(crate) struct ServeArgs {
     pub(super) speculation: SpeculationArgs,
 
     #[command(flatten)]
-    pub(super) compute: ComputeArgs,
+    pub(crate) compute: ComputeArgs,
 }
 
 /// Bounds on the models that are loaded at the same time. A single model is loaded as long as the server runs, unless

@@ -4,7 +4,7 @@
 mod access;
 mod browser;
 mod embeddings;
-mod fingerprint;
+pub(crate) mod fingerprint;
 mod flags;
 mod later_models;
 mod model_settings;
@@ -47,6 +47,9 @@ pub(crate) fn run(
     hub: &Hub,
     interrupt: &Interrupt,
 ) -> Result<()> {
+    if args.compute.ranks.follows()? {
+        return follow(args, hub);
+    }
     let log_losses = start_log(args)?;
     notes.iter().for_each(|note| warn!("{note}"));
     // Errors that do not depend on the model are reported before it is loaded.
@@ -252,8 +255,16 @@ fn check_exposure(args: &ServeArgs, tenants: &Tenants) -> Result<()> {
     )
 }
 
+/// Computes the steps of the server on rank 0 until it shuts down.
+fn follow(args: &ServeArgs, hub: &Hub) -> Result<()> {
+    let first = args.model.first().map(|text| given_model(text)).transpose().map_err(anyhow::Error::msg).or_usage()?;
+    let path = hub.resolve(first.as_ref().map(|given| given.model))?;
+    let builder = args.speculation.apply(args.compute.builder_on_ranks(&path, hub)?, hub)?;
+    args.compute.load(builder).map(drop)
+}
+
 fn load(args: &ServeArgs, path: &Path, tenants: &SharedTenants, hub: &Hub, template: Option<String>) -> Result<Loaded> {
-    let mut builder = (args.compute.builder(path, hub)?)
+    let mut builder = (args.compute.builder_on_ranks(path, hub)?)
         .max_sequences(args.max_sequences)
         .max_waiting(args.max_waiting)
         .overcommit(args.overcommit.policy());

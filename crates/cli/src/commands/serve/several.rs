@@ -120,6 +120,7 @@ impl Named {
 
 /// Refuses flags that describe a single model.
 fn refuse_flags_for_one(args: &ServeArgs) -> Result<()> {
+    args.compute.ranks.refuse("a server with several models")?;
     let given = [
         ("--served-model-name", args.served_model_name.is_some()),
         ("--alias", !args.alias.is_empty()),
