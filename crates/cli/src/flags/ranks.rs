@@ -117,7 +117,11 @@ impl RankArgs {
         let world = World::open(MpiOptions {
             library: self.mpi_library.as_ref().map(|path| path.display().to_string()),
             time_limit: Duration::from_secs(self.rank_timeout.into()),
-            report: Box::new(|reason: &str| log::error(&format!("ranks: {reason}"))),
+            report: Box::new(|reason: &str| {
+                log::error(&format!("ranks: {reason}"));
+                // The process ends next, and does not return to `main`.
+                log::finish();
+            }),
         });
         let mut world = world.map_err(|error| anyhow!(error).context("--ranks mpi"))?;
         let num_local = num_local(&mut world).context("--ranks mpi")?;

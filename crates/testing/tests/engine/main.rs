@@ -8,6 +8,7 @@ mod failures;
 mod look_ahead;
 mod loop_guard;
 mod memory_shares;
+mod ranks;
 mod requests;
 mod speculation;
 mod support;
