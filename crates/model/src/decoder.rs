@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
 use pellucid_tensor::{
-    Backend, Communicator, Error as DeviceError, Patience, Pending, Residual, RowQuery, StepMemo, TableRows, Tensor,
-    TokenSlots,
+    Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows, Tensor, TokenSlots,
 };
 
 use crate::activations::{Activations, Entry, normed};
@@ -19,8 +18,8 @@ use crate::ranks::{Columns, Ranks, Sharing};
 use crate::rope::RopeFrequencies;
 use crate::weights::{LayerWeights, MixerWeights, TokenCost, Weights};
 use crate::{
-    AttentionRows, Batch, DecoderConfig, Error, Experts, GatherStats, KvMemory, Logits, Model, ProbeQuery,
-    RankIdentity, layer_input, loader, mixer, mlp, predictor,
+    AttentionRows, Batch, DecoderConfig, Error, Experts, GatherStats, KvMemory, Logits, Model, ProbeQuery, layer_input,
+    loader, mixer, mlp, predictor,
 };
 
 /// Options for loading a model.
@@ -61,7 +60,7 @@ pub fn read_config_with(checkpoint: &Checkpoint, options: LoadOptions) -> Result
     Ok(blueprint(checkpoint, options)?.config)
 }
 
-fn blueprint(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Blueprint, Error> {
+pub(crate) fn blueprint(checkpoint: &Checkpoint, options: LoadOptions) -> Result<Blueprint, Error> {
     let mut blueprint = architectures::blueprint(checkpoint, options.context_len)?;
     if options.predictor {
         blueprint.use_predictor(checkpoint)?;
@@ -102,42 +101,8 @@ impl Decoder {
         Decoder::load_shares(checkpoint, backend, blueprint, sharing, progress)
     }
 
-    /// Loads the share of one of several ranks, which all call it. Fails on every rank if one of them has another build,
-    /// arithmetic or model: `identity` starts with the build.
-    pub fn load_on_rank(
-        checkpoint: &Checkpoint,
-        backend: Arc<dyn Backend>,
-        options: LoadOptions,
-        mut communicator: Box<dyn Communicator>,
-        identity: RankIdentity,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Decoder, Error> {
-        let blueprint = blueprint(checkpoint, options)?;
-        let (rank, num_ranks) = (communicator.rank(), communicator.num_ranks());
-        if num_ranks == 1 {
-            return Decoder::load(checkpoint, backend, options, progress);
-        }
-        let sharing = Sharing::new(&blueprint.config, rank, num_ranks)?;
-        let identity = identity.with_model(checkpoint, &*backend, &blueprint.config);
-        let loaded = identity.compare(&mut *communicator).and_then(|()| {
-            let decoder = Decoder::load_shares(checkpoint, backend, blueprint, sharing.clone(), progress)?;
-            // Ranks load at different speeds.
-            communicator.barrier(Patience::Idle)?;
-            Ok(decoder)
-        });
-        match loaded {
-            Ok(mut decoder) => {
-                decoder.activations.ranks = Some(Box::new(Ranks::new(communicator, sharing)));
-                Ok(decoder)
-            }
-            Err(error) => {
-                communicator.abort(&error.to_string());
-                Err(error)
-            }
-        }
-    }
-
-    fn load_shares(
+    /// Loads the share of one of several ranks.
+    pub(crate) fn load_shares(
         checkpoint: &Checkpoint,
         backend: Arc<dyn Backend>,
         blueprint: Blueprint,
@@ -187,6 +152,11 @@ impl Decoder {
     /// Returns the gathers of this rank; `None` if it is the only one.
     pub fn gather_stats(&self) -> Option<GatherStats> {
         self.activations.ranks.as_deref().map(Ranks::stats)
+    }
+
+    /// Connects the decoder with those of other ranks.
+    pub(crate) fn join_ranks(&mut self, ranks: Ranks) {
+        self.activations.ranks = Some(Box::new(ranks));
     }
 
     pub(crate) fn ranks_mut(&mut self) -> Option<&mut Ranks> {

@@ -96,7 +96,7 @@ impl World {
         let rank = number("MPI_Comm_rank", library.comm_rank)?;
         let num_ranks = number("MPI_Comm_size", library.comm_size)?;
         let version = Library::text(MAX_LIBRARY_VERSION_STRING, |text, len| {
-            // SAFETY: the buffer has the room that the standard asks for.
+            // SAFETY: the buffer is as long as the standard asks for.
             unsafe { (library.get_library_version)(text, len) };
         });
         // The first line names the library; some go on with their settings.
@@ -163,7 +163,7 @@ impl World {
 fn error_text(library: &Library, code: c_int) -> Option<String> {
     (code != SUCCESS).then(|| {
         Library::text(MAX_ERROR_STRING, |text, len| {
-            // SAFETY: the buffer has the room that the standard asks for.
+            // SAFETY: the buffer is as long as the standard asks for.
             unsafe { (library.error_string)(code, text, len) };
         })
     })

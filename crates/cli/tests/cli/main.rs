@@ -7,6 +7,7 @@ mod explain;
 mod files;
 mod formats;
 mod inspect_and_tokenize;
+mod ranks;
 mod run;
 mod serve;
 mod several_models;

@@ -86,8 +86,8 @@ pub struct DecoderConfig {
     pub delta_net: Option<DeltaNetShape>,
     /// The Mamba-2 layers.
     pub mamba2: Option<Mamba2Config>,
-    /// Number of ranks that compute the model together. If there are several, the numbers of heads and the widths of MLPs
-    /// are those of one rank.
+    /// Number of ranks that compute the model together. With several, the numbers of heads and the widths of MLPs are
+    /// those of one rank.
     pub num_ranks: usize,
     pub layers: Vec<LayerConfig>,
     /// The layer after the last, which predicts the token after the next; `None` if it is not loaded.

@@ -36,7 +36,8 @@ pub(crate) struct Loader<'a> {
     sharing: &'a Sharing,
 }
 
-/// Loads the rows of all weights that a rank has. Returns also the names of the tensors that predict further tokens, which are not loaded.
+/// Loads the rows of all weights that a rank has. Returns also the names of the tensors that predict further tokens,
+/// which are not loaded.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     backend: &dyn Backend,

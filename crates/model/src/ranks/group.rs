@@ -1,13 +1,14 @@
-//! Ranks of one process: each is a group of threads with a backend of its own.
+//! Loading a model on ranks: on one of them, and on all that are groups of threads of one process.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, Communicator, Error as DeviceError, InProcess};
+use pellucid_tensor::{Backend, Communicator, Error as DeviceError, InProcess, Patience};
 
-use super::RankIdentity;
+use super::{RankIdentity, Ranks, Sharing};
+use crate::decoder::blueprint;
 use crate::{Decoder, Error, LoadOptions};
 
 /// One rank of a group: the model that it reads, its backend, and its connection with the others.
@@ -33,6 +34,41 @@ impl<'a> GroupMember<'a> {
 }
 
 impl Decoder {
+    /// Loads the share of one of several ranks, which all call it. Fails on every rank if one of them has another
+    /// build, arithmetic or model: `identity` starts with the build.
+    pub fn load_on_rank(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        options: LoadOptions,
+        mut communicator: Box<dyn Communicator>,
+        identity: RankIdentity,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Decoder, Error> {
+        let blueprint = blueprint(checkpoint, options)?;
+        let (rank, num_ranks) = (communicator.rank(), communicator.num_ranks());
+        if num_ranks == 1 {
+            return Decoder::load(checkpoint, backend, options, progress);
+        }
+        let sharing = Sharing::new(&blueprint.config, rank, num_ranks)?;
+        let identity = identity.with_model(checkpoint, &*backend, &blueprint.config);
+        let loaded = identity.compare(&mut *communicator).and_then(|()| {
+            let decoder = Decoder::load_shares(checkpoint, backend, blueprint, sharing.clone(), progress)?;
+            // Ranks load at different speeds.
+            communicator.barrier(Patience::Idle)?;
+            Ok(decoder)
+        });
+        match loaded {
+            Ok(mut decoder) => {
+                decoder.join_ranks(Ranks::new(communicator, sharing));
+                Ok(decoder)
+            }
+            Err(error) => {
+                communicator.abort(&error.to_string());
+                Err(error)
+            }
+        }
+    }
+
     /// Loads a model on ranks of this process and returns the decoder of rank 0. Each of the others follows it on a
     /// thread, which ends when that decoder is dropped.
     pub fn load_group(

@@ -8,13 +8,13 @@ use pellucid_tensor::{Backend, Communicator, Patience};
 use super::message::HEAD_BYTES;
 use crate::{DecoderConfig, Error};
 
-/// Pieces of each tensor that are compared, and bytes of a piece. Whole files are not, because a rank reads only its part
-/// of them.
+/// Pieces of each tensor that are compared, and bytes of a piece. Whole files are not compared, because a rank reads
+/// only its part of them.
 const SAMPLES: (usize, usize) = (16, 64);
 /// Maximum bytes of an identity as text.
 const MAX_BYTES: usize = 1 << 20;
 
-/// What this rank runs: each property has a name, and a value that must equal that of rank 0.
+/// Properties of this rank: each has a name, and a value that must equal that of rank 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankIdentity {
     properties: Vec<(&'static str, String)>,
@@ -44,7 +44,7 @@ impl RankIdentity {
         self.properties.iter().map(|(_, value)| format!("{}\n", value.replace('\n', " "))).collect()
     }
 
-    /// Compares the identity with that of rank 0, on every rank. Each of them gets the first difference, if there is one.
+    /// Compares the identities of all ranks with that of rank 0, on every rank. Each of them gets the first difference.
     pub(crate) fn compare(&self, communicator: &mut dyn Communicator) -> Result<(), Error> {
         let own = self.text();
         let mut len = [0; HEAD_BYTES];

@@ -7,7 +7,7 @@
 //! - [`cut`] and [`sharing`]: who computes what.
 //! - [`exchange`]: gathers, and the products around them. `attention.rs` and `mlp.rs` call [`project`].
 //! - [`message`] and [`follow`]: rank 0 announces each step, and the others follow it. Only rank 0 has an engine.
-//! - [`group`]: ranks that are threads of one process.
+//! - [`group`]: loads a rank, or all ranks that are threads of one process.
 //! - [`identity`]: ranks that would not give the same bits are refused before any weight is loaded.
 
 mod cut;

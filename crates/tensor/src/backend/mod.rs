@@ -336,8 +336,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     }
     /// Computes, for each row, the weighted sum of the gated MLPs of its selected experts, added in ascending order.
     fn expert_mlp(&self, experts: ExpertMlp<'_>, out: Output<'_>) -> Result<(), Error>;
-    /// The first half of [`Backend::expert_mlp`] if ranks share out its maps: writes `activation(gate x) * (up x)` of each
-    /// row's selected experts to a row of `out` each, in ascending order of experts, then of rows. Needs
+    /// The first half of [`Backend::expert_mlp`] if ranks share out its maps: writes `activation(gate x) * (up x)` of
+    /// each row's selected experts to a row of `out` each, in ascending order of experts, then of rows. Needs
     /// [`Extension::SharedExperts`].
     fn expert_gates(&self, experts: &ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
         let _ = (experts, out);

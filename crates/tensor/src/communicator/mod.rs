@@ -15,7 +15,7 @@ use std::fmt;
 
 use crate::Error;
 
-/// How long a rank waits for the others in an operation.
+/// Duration for which a rank waits for the others in an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
     /// Until the communicator's time limit: the others take part in the same step.
@@ -31,8 +31,8 @@ pub trait Communicator: Send + fmt::Debug {
 
     fn num_ranks(&self) -> usize;
 
-    /// Joins the parts of all ranks in ascending order of their numbers, on every rank. `part` is that of this rank, and
-    /// `lens` has the number of bytes of each; `all` has their sum.
+    /// Joins the parts of all ranks in ascending order of their numbers, on every rank. `part` is that of this rank;
+    /// `lens` has the number of bytes of each, and `all` their sum.
     fn all_gather(&mut self, part: &[u8], lens: &[usize], all: &mut [u8]) -> Result<(), Error>;
 
     /// Copies the bytes of rank 0 to every other rank, which passes a slice of the same length.

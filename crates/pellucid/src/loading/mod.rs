@@ -3,6 +3,8 @@
 //! [`Builder::open`](crate::Builder::open) calls them in order. Programs that drive a model without an engine, such as
 //! benchmarks, call the public ones directly.
 
+mod ranks;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
@@ -15,6 +17,8 @@ use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 
 use crate::{Error, KvType};
+
+pub use ranks::{Ranks, load_decoder_on_ranks};
 
 /// Something to report while a model is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -141,9 +145,9 @@ pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
 /// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one. A draft
 /// model has as many blocks, which come out of the same budget.
 ///
-/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. With several ranks, both are those
-/// of one rank, and the free memory is divided by their number, as if all were on this machine. `snapshot_distance` is that of
-/// [`EngineOptions`](pellucid_engine::EngineOptions).
+/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. With several ranks, it is that of
+/// one rank, and the free memory is divided by their number, as if all were on this machine. `snapshot_distance` is that
+/// of [`EngineOptions`](pellucid_engine::EngineOptions).
 pub fn plan_kv_memory(
     config: &DecoderConfig,
     draft: Option<&DecoderConfig>,

@@ -8,7 +8,7 @@ use pellucid_checkpoint::Checkpoint;
 use pellucid_model::{Decoder, GroupMember, LoadOptions, RankIdentity};
 use pellucid_tensor::{Backend, Communicator};
 
-use crate::loading::load_decoder_by;
+use super::load_decoder_by;
 use crate::{DeviceOptions, Error, LoadEvent};
 
 /// Time in which a group of threads must take part in an exchange. Threads of one process are late only if the machine
