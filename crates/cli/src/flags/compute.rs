@@ -81,6 +81,23 @@ pub(crate) struct ComputeArgs {
 }
 
 impl ComputeArgs {
+    /// Ids of all flags, for a flag that cannot be combined with any of them. The group that clap makes of a struct is
+    /// empty if the struct contains another.
+    pub(crate) const FLAGS: [&str; 12] = [
+        "device",
+        "threads",
+        "cpu_isa",
+        "no_mmap",
+        "fast",
+        "context",
+        "kv_type",
+        "kv_memory",
+        "snapshot_distance",
+        "ranks",
+        "rank_timeout",
+        "mpi_library",
+    ];
+
     /// Opens a model for one user whose requests run `width` sequences at once.
     pub(crate) fn open(&self, path: &Path, width: usize, hub: &Hub) -> Result<Loaded> {
         self.ranks.refuse("this command")?;

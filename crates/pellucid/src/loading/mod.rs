@@ -146,8 +146,9 @@ pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
 /// model has as many blocks, which come out of the same budget.
 ///
 /// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. With several ranks, it is that of
-/// one rank, and the free memory is divided by their number, as if all were on this machine. `snapshot_distance` is that
-/// of [`EngineOptions`](pellucid_engine::EngineOptions).
+/// one rank, and the free memory is divided by their number, as if all were on this machine.
+///
+/// `snapshot_distance` is that of [`EngineOptions`](pellucid_engine::EngineOptions).
 pub fn plan_kv_memory(
     config: &DecoderConfig,
     draft: Option<&DecoderConfig>,

@@ -74,7 +74,14 @@ pub(crate) struct ProveArgs {
 
     /// Compare running servers, such as http://127.0.0.1:8000; may be
     /// given again
-    #[arg(long, verbatim_doc_comment, value_name = "URL", num_args = 1.., conflicts_with_all = ["draft", "ComputeArgs"])]
+    #[arg(
+        long,
+        verbatim_doc_comment,
+        value_name = "URL",
+        num_args = 1..,
+        conflicts_with = "draft",
+        conflicts_with_all = ComputeArgs::FLAGS
+    )]
     against: Vec<String>,
 
     /// Seed of the random prompts
