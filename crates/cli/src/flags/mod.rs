@@ -15,6 +15,7 @@ pub(crate) mod ranks;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;
 pub(crate) mod speculation;
+pub(crate) mod stop;
 pub(crate) mod thinking;
 pub(crate) mod tools;
 pub(crate) mod usage_error;

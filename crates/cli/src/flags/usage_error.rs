@@ -96,7 +96,7 @@ impl<T, E: Into<Error>> OrUsage<T> for Result<T, E> {
 
 /// Prints what the parser of flags has to say, an error or the help, and exits.
 pub(crate) fn exit_with(error: &clap::Error) -> ! {
-    if let Some(advice) = missing_command(error) {
+    if let Some(advice) = advice(error) {
         let _ = writeln!(std::io::stderr(), "error: {advice}\n\nFor more information, try '--help'.");
         std::process::exit(USAGE_STATUS.into());
     }
@@ -110,8 +110,13 @@ pub(crate) fn exit_with(error: &clap::Error) -> ! {
     error.exit()
 }
 
-/// Returns what to write instead, if a command line begins with a prompt or with `--model` where a command belongs.
-fn missing_command(error: &clap::Error) -> Option<String> {
+/// Flags of `run` for several replies.
+const SEVERAL_REPLIES: [&str; 6] =
+    ["--choices", "--best-of", "--beams", "--beams-returned", "--length-penalty", "--early-stopping"];
+
+/// Returns what to write instead of the parser's message: if a command line begins with a prompt or with `--model` where
+/// a command belongs, or if it has a flag that belongs to another command.
+fn advice(error: &clap::Error) -> Option<String> {
     let text = |kind| error.get(kind).map(ToString::to_string);
     match error.kind() {
         ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
@@ -121,6 +126,10 @@ fn missing_command(error: &clap::Error) -> Option<String> {
         ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("<COMMAND>") => {
             let flag = text(ContextKind::InvalidArg).filter(|flag| ["-m", "--model"].contains(&flag.as_str()))?;
             Some(format!("{flag} belongs after a command, as in: pellucid run {flag} MODEL \"What is gravity?\""))
+        }
+        ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("pellucid explain") => {
+            let flag = text(ContextKind::InvalidArg).filter(|flag| SEVERAL_REPLIES.contains(&flag.as_str()))?;
+            Some(format!("{flag} belongs to `pellucid run`: explain shows one reply, that of a run without {flag}"))
         }
         _ => None,
     }

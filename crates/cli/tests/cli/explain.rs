@@ -152,6 +152,41 @@ fn the_explained_reply_is_the_reply_of_run() {
 }
 
 #[test]
+fn a_stop_text_ends_the_explained_reply_where_it_ends_that_of_run() {
+    let home = Home::new();
+    let model = tiny_model(&home, Some(TEMPLATE));
+    let whole = explain(&home, &model, &["--temperature", "1"]);
+    let text = whole.end["text"].as_str().unwrap();
+    // Two characters, which are two tokens of this model.
+    let stop: String = text.chars().skip(4).take(2).collect();
+    let flags = ["--temperature", "1", "--stop", &stop];
+    let Explained { tokens, end, .. } = explain(&home, &model, &flags);
+    let before = &text[..text.find(&stop).unwrap()];
+    assert_eq!((end["reason"].as_str(), end["text"].as_str()), (Some("stop_text"), Some(before)), "{text:?}");
+    assert!(tokens.len() < whole.tokens.len(), "{text:?}");
+    let ids = |tokens: &[Value]| tokens.iter().map(|token| token["id"].clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&tokens), ids(&whole.tokens[..tokens.len()]));
+    let base = ["run", "Hello there", "--model", &model, "--seed", "7", "-n", "12", "--json"];
+    let ran: Value = serde_json::from_str(home.run(&[&base, &flags[..]].concat()).ok()).unwrap();
+    assert_eq!((&ran["text"], &ran["tokens"]["output"]), (&end["text"], &Value::from(tokens.len())));
+    let page =
+        home.run(&["explain", "Hello there", "--model", &model, "--seed", "7", "--temperature", "1", "--stop", &stop]);
+    assert!(page.ok().contains("The reply reached a text of --stop"), "{page:?}");
+}
+
+#[test]
+fn flags_for_several_replies_belong_to_run() {
+    let home = Home::new();
+    for flag in ["--choices", "--best-of", "--beams"] {
+        let refused = home.run(&["explain", "hi", flag, "2"]);
+        let expected = format!("error: {flag} belongs to `pellucid run`: explain shows one reply");
+        assert!(refused.usage().starts_with(&expected), "{refused:?}");
+    }
+    let empty = home.run(&["explain", "hi", "--model", "tiny", "--stop", ""]);
+    assert!(empty.usage().contains("--stop: expected a text that is not empty"), "{empty:?}");
+}
+
+#[test]
 fn the_choice_of_an_end_is_explained_too() {
     let home = Home::new();
     let model = tiny_model(&home, Some(TEMPLATE));

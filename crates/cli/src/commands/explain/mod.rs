@@ -1,11 +1,11 @@
 //! `pellucid explain`: how each token of a reply was chosen, step by step.
 
+mod first_pass;
 mod json;
 pub(crate) use json::parameters as sampling_json;
 mod page;
 mod probe;
 mod table;
-mod verdicts;
 
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
@@ -23,6 +23,7 @@ use crate::flags::guard::GuardArgs;
 use crate::flags::prompt::{Prompt, PromptArgs};
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::SpeculationArgs;
+use crate::flags::stop::StopArgs;
 use crate::flags::thinking::{ThinkingArgs, ThinkingChoice};
 use crate::flags::tools::{ToolArgs, plan_reply};
 use crate::flags::usage_error::{OrUsage, bail_usage};
@@ -31,8 +32,8 @@ use crate::terminal::cells::Paint;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::output::Output;
 use crate::terminal::{format, log};
+use first_pass::FirstPass;
 use page::{Page, Written};
-use verdicts::JudgedReply;
 
 /// Columns of a page that is written to a file or pipe.
 const DEFAULT_COLUMNS: usize = 80;
@@ -94,6 +95,9 @@ pub(crate) struct ExplainArgs {
     no_loop_guard: bool,
 
     #[command(flatten)]
+    stop: StopArgs,
+
+    #[command(flatten)]
     thinking: ThinkingArgs,
 
     #[command(flatten)]
@@ -136,6 +140,7 @@ pub(crate) fn run(
     let path = hub.resolve(question.model.as_deref())?;
     args.sampling.check().or_usage()?;
     args.speculation.check()?;
+    let stops = args.stop.texts()?;
     if let Some(flag) = args.thinking.flag().filter(|_| args.prompt.raw) {
         bail_usage!("{flag} has no effect with --raw: thoughts belong to a chat");
     }
@@ -159,6 +164,7 @@ pub(crate) fn run(
         origin: args.sampling.origin(&model.sampling),
         max_tokens: args.max_tokens as usize,
         loop_guard: !args.no_loop_guard,
+        stops,
         speculate: true,
         has_drafters: !drafters.is_off(),
         num_candidates: args.candidates as usize,
@@ -188,6 +194,8 @@ pub(crate) struct Explanation {
     pub(crate) origin: String,
     pub(crate) max_tokens: usize,
     pub(crate) loop_guard: bool,
+    /// Texts before which the reply ends.
+    pub(crate) stops: Vec<String>,
     /// Whether drafters propose tokens, if there are any.
     pub(crate) speculate: bool,
     pub(crate) has_drafters: bool,
@@ -219,11 +227,11 @@ impl Explanation {
             speculate: self.speculate,
             ..Request::new(ids, params.clone())
         })?;
-        let judged = JudgedReply::new(model, &request)?;
+        let first_pass = FirstPass::new(model, &request, &self.stops)?;
         let mut request = request.request;
-        if let Some(judged) = judged.as_ref().filter(|judged| judged.is_blocked()) {
+        if let Some(reply) = first_pass.as_ref().filter(|reply| reply.is_blocked()) {
             // The engine accepts no request for zero tokens; `follow` shows none of a reply that is blocked at once.
-            request.max_tokens = Some(judged.tokens.len().max(1));
+            request.max_tokens = Some(reply.tokens.len().max(1));
             request.probe = None;
         }
         let ids = request.prompt.clone();
@@ -245,7 +253,7 @@ impl Explanation {
             },
             is_json: self.is_json,
             interrupt,
-            judged,
+            first_pass,
         };
         // A request that is refused leaves no half of a page.
         let stream = model.engine.submit(request).map_err(probe::in_flags)?;
@@ -272,8 +280,8 @@ struct Explainer<'a> {
     page: Page<'a>,
     is_json: bool,
     interrupt: &'a Interrupt,
-    /// The reply as the guards let it pass, if there are guards.
-    judged: Option<JudgedReply>,
+    /// The reply as `run` gives it, if guards or stop texts may end it.
+    first_pass: Option<FirstPass>,
 }
 
 impl Explainer<'_> {
@@ -294,8 +302,8 @@ impl Explainer<'_> {
             if stop.is_requested() {
                 break None;
             }
-            if let Some(judged) = self.judged.as_ref().filter(|judged| judged.tokens.len() == num_tokens) {
-                break judged.finish.clone();
+            if let Some(reply) = self.first_pass.as_ref().filter(|reply| reply.tokens.len() == num_tokens) {
+                break reply.finish.clone();
             }
             let Ok(event) = stream.next_within(INTERRUPT_CHECK) else { continue };
             match event {
@@ -303,7 +311,7 @@ impl Explainer<'_> {
                 Some(Event::Failed(error)) => return Err(error.into()),
                 Some(Event::ChoiceEnd { reason, token, .. }) => {
                     let own = Finish::new(reason, token.as_ref());
-                    let finish = self.judged.as_ref().map_or(Some(own), |judged| judged.finish.clone());
+                    let finish = self.first_pass.as_ref().map_or(Some(own), |reply| reply.finish.clone());
                     if let Some(token) = token {
                         num_tokens += 1;
                         written.fresh = text.push(token.id);
@@ -325,14 +333,19 @@ impl Explainer<'_> {
         };
         // The token that ends a reply is not part of its text.
         let reply = written.before[start..].to_owned() + &text.finish();
+        let num_last_bytes = written.fresh.len().min(reply.len());
+        let reply = match &self.first_pass {
+            Some(first_pass) => first_pass.without_stop(&reply, num_last_bytes),
+            None => &reply,
+        };
         if self.is_json {
-            write_line(output, &json::end(finish_name(finish.as_ref()), &reply, num_tokens))?;
+            write_line(output, &json::end(finish_name(finish.as_ref()), reply, num_tokens))?;
         } else {
             let again = match self.page.params.temperature {
                 0.0 => String::new(),
                 _ => format!(" With --seed {} the tokens are the same again.", self.page.params.seed),
             };
-            write!(output, "{}", self.page.foot(&format!("{}{again}", finish_sentence(finish.as_ref())), &reply))?;
+            write!(output, "{}", self.page.foot(&format!("{}{again}", finish_sentence(finish.as_ref())), reply))?;
         }
         output.flush()?;
         if stop.is_requested() { Err(Interrupted.into()) } else { Ok(()) }
@@ -362,7 +375,7 @@ impl Explainer<'_> {
         let (Some(trace), Some(logprobs)) = (&token.trace, &token.logprobs) else {
             return Err(anyhow!("the engine returned a token without the trace that was requested"));
         };
-        let verdicts = self.judged.as_ref().and_then(|judged| judged.tokens.get(number - 1));
+        let verdicts = self.first_pass.as_ref().and_then(|reply| reply.tokens.get(number - 1));
         if self.is_json {
             let end = finish.map(|finish| finish_name(Some(finish)));
             let mut shown = json::token(self.page.tokenizer, number - 1, token, trace, end);
@@ -382,7 +395,8 @@ impl Explainer<'_> {
 fn finish_name(finish: Option<&Finish>) -> &'static str {
     match finish {
         Some(Finish::EndToken(_)) => "end",
-        Some(Finish::StopToken(_) | Finish::StopString(_)) => "stop",
+        Some(Finish::StopToken(_)) => "stop",
+        Some(Finish::StopString(_)) => "stop_text",
         Some(Finish::MaxTokens) => "max_tokens",
         Some(Finish::ContextFull) => "context",
         Some(Finish::Repetition(_)) => "repetition",
@@ -395,7 +409,8 @@ fn finish_name(finish: Option<&Finish>) -> &'static str {
 fn finish_sentence(finish: Option<&Finish>) -> &'static str {
     match finish {
         Some(Finish::EndToken(_)) => "The model chose an end token.",
-        Some(Finish::StopToken(_) | Finish::StopString(_)) => "The model chose a token of --stop-token.",
+        Some(Finish::StopToken(_)) => "The model chose a token of --stop-token.",
+        Some(Finish::StopString(_)) => "The reply reached a text of --stop, which is not part of it.",
         Some(Finish::MaxTokens) => "The reply has --max-tokens tokens; the model would continue.",
         Some(Finish::ContextFull) => "The context is full.",
         Some(Finish::Repetition(_)) => "The reply repeated itself; --no-loop-guard lets it go on.",

@@ -22,6 +22,7 @@ use crate::flags::guard::GuardArgs;
 use crate::flags::prompt::PromptArgs;
 use crate::flags::sampling::{BeamArgs, SamplingArgs};
 use crate::flags::speculation::SpeculationArgs;
+use crate::flags::stop::StopArgs;
 use crate::flags::thinking::ThinkingArgs;
 use crate::flags::tools::{ToolArgs, plan_reply};
 use crate::flags::usage_error::{OrUsage, bail_usage};
@@ -55,9 +56,8 @@ pub(crate) struct RunArgs {
     #[arg(long, verbatim_doc_comment)]
     no_loop_guard: bool,
 
-    /// End the reply before this text; may be given again
-    #[arg(long, value_name = "TEXT")]
-    stop: Vec<String>,
+    #[command(flatten)]
+    stop: StopArgs,
 
     /// Number of replies; reply i is sampled with the seed plus i
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -136,6 +136,7 @@ pub(crate) fn run(
     let best_of = args.best_of.unwrap_or(args.choices);
     let width = beams.map_or(best_of.max(args.choices), |beams| beams.width);
     check_combination(args, width)?;
+    let stops = args.stop.texts()?;
     args.sampling.check().or_usage()?;
     args.speculation.check()?;
     if let Some(beams) = beams {
@@ -190,7 +191,7 @@ pub(crate) fn run(
             thinking: args.thinking.for_model(&model)?,
             thoughts: ThoughtDisplay::for_stdout(args.hide_thinking, wants_color),
             model,
-            stops: args.stop.clone(),
+            stops: stops.clone(),
             json_load: args.json.then_some(load),
             speculate: true,
             is_verbose: args.verbose,
@@ -271,13 +272,10 @@ fn check_combination(args: &RunArgs, width: usize) -> Result<()> {
     if !(1..=MAX_WIDTH).contains(&width) {
         bail_usage!("--choices, --best-of: expected 1 to {MAX_WIDTH}, found {width}");
     }
-    if args.stop.iter().any(String::is_empty) {
-        bail_usage!("--stop: expected a text that is not empty");
-    }
     if let Some(best_of) = args.best_of.filter(|&best_of| best_of < args.choices) {
         bail_usage!("--best-of ({best_of}) must not be less than --choices ({})", args.choices);
     }
-    if args.best_of.is_some_and(|best_of| best_of > args.choices) && !args.stop.is_empty() {
+    if args.best_of.is_some_and(|best_of| best_of > args.choices) && args.stop.is_given() {
         bail_usage!("--best-of cannot be combined with --stop, because it ranks whole replies");
     }
     if args.beams.is_given() && args.sampling.preset().is_some() {

@@ -273,6 +273,7 @@ impl Session<'_, '_> {
             origin: self.chat.sampling.origin(&self.answerer.model.sampling),
             preset: self.chat.sampling.preset(),
             loop_guard: self.answerer.loop_guard,
+            stops: self.answerer.stops.clone(),
             speculate: self.answerer.speculate,
             has_drafters: !self.answerer.drafters.is_off(),
             max_tokens: max_tokens.map_or(all, |tokens| all.min(tokens as usize)),
