@@ -17,7 +17,7 @@ use crate::terminal::interrupt::Interrupt;
 use crate::terminal::log;
 use crate::terminal::output::Output;
 
-use super::report::Report;
+use super::report::{Report, completes_grammar};
 use super::screen::{Screen, ThoughtDisplay, end_output, take};
 
 /// Time between two checks for Ctrl-C while waiting for the engine.
@@ -96,6 +96,7 @@ impl Answerer<'_> {
             model: &self.model,
             generation: &generation,
             sampling: &self.sampling,
+            has_grammar: self.plan.has_grammar(),
             has_tools: self.plan.has_calls(),
             not_enforced: self.plan.not_enforced(),
             is_drafted: self.speculate && !self.drafters.is_off() && self.beams.is_none(),
@@ -120,9 +121,9 @@ impl Answerer<'_> {
         if is_cut && self.max_tokens.is_none() {
             log::note(&format!("the reply was cut after {DEFAULT_MAX_TOKENS} tokens; --max-tokens N allows more"));
         }
-        let is_whole = |finish: &Finish| matches!(finish, Finish::EndToken(_) | Finish::ToolCalls(_));
-        if self.plan.has_grammar() && !generation.summary().finishes.iter().flatten().all(is_whole) {
-            log::note("the reply ended before its grammar did, so it is not complete");
+        let has_ended = generation.summary().finishes.iter().flatten().all(|finish| completes_grammar(Some(finish)));
+        if self.plan.has_grammar() && !has_ended {
+            log::note("[the reply ended before its grammar did, so it is not complete]");
         }
         Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
     }

@@ -19,6 +19,11 @@ struct Ending {
     words: &'static str,
 }
 
+/// Whether a reply with this end satisfies its grammar as a whole.
+pub(super) fn completes_grammar(finish: Option<&Finish>) -> bool {
+    matches!(finish, Some(Finish::EndToken(_) | Finish::ToolCalls(_)))
+}
+
 /// Returns why a reply ended; `None` is a reply that Ctrl-C stopped.
 fn ending(finish: Option<&Finish>) -> Ending {
     let (name, words) = match finish {
@@ -41,6 +46,8 @@ pub(super) struct Report<'r> {
     pub(super) model: &'r LoadedModel,
     pub(super) generation: &'r Generation,
     pub(super) sampling: &'r SamplingParams,
+    /// Whether the replies have a grammar.
+    pub(super) has_grammar: bool,
     /// Whether the replies could call tools.
     pub(super) has_tools: bool,
     /// Parts of the tools' schemas that calls need not satisfy.
@@ -155,7 +162,11 @@ impl Report<'_> {
                     .map(|call| json!({ "id": call.id, "name": call.name, "arguments": call.arguments }));
                 reply.insert("tool_calls".into(), calls.collect());
             }
-            reply.insert("finish_reason".into(), json!(ending(finishes.get(i).and_then(Option::as_ref)).name));
+            let finish = finishes.get(i).and_then(Option::as_ref);
+            reply.insert("finish_reason".into(), json!(ending(finish).name));
+            if self.has_grammar && !completes_grammar(finish) {
+                reply.insert("grammar".into(), json!("unfinished"));
+            }
             if let Some(score) = delta.score {
                 reply.insert("score".into(), json!(score));
             }

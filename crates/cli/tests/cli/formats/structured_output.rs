@@ -52,9 +52,18 @@ fn bad_grammars_are_errors_of_usage() {
 fn a_cut_reply_says_that_it_is_not_complete() {
     let home = Home::new();
     let ran = home.run(&arguments("run", &["--regex", "[a-z]{40}", "--max-tokens", "3"]));
-    assert!(ran.stderr.contains("the reply ended before its grammar did"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("[the reply ended before its grammar did"), "{}", ran.stderr);
     let ran = home.run(&arguments("run", &["--regex", "[a-z]{4}"]));
     assert!(!ran.stderr.contains("before its grammar"), "{}", ran.stderr);
+    let state = |more: &[&str]| {
+        let ran = home.run(&arguments("run", &[&["--json"], more].concat()));
+        let report: Value = serde_json::from_str(ran.ok()).unwrap();
+        report["replies"].as_array().map_or(report["grammar"].clone(), |replies| replies[1]["grammar"].clone())
+    };
+    assert_eq!(state(&["--regex", "[a-z]{40}", "--max-tokens", "3"]), "unfinished");
+    assert_eq!(state(&["--regex", "[a-z]{40}", "--max-tokens", "3", "--choices", "2"]), "unfinished");
+    assert_eq!(state(&["--regex", "[a-z]{4}"]), Value::Null);
+    assert_eq!(state(&["--max-tokens", "3"]), Value::Null);
 }
 
 #[test]
