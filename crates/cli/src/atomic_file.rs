@@ -19,7 +19,7 @@ pub(crate) struct AtomicFile {
 impl AtomicFile {
     /// Creates the file under its temporary name. Fails if the target exists.
     pub(crate) fn create(target: &Path, interrupt: &Interrupt) -> Result<(AtomicFile, File)> {
-        refuse_existing(target)?;
+        check_target(target)?;
         let mut part = target.as_os_str().to_owned();
         part.push(".part");
         let part = PathBuf::from(part);
@@ -59,8 +59,11 @@ impl Drop for AtomicFile {
     }
 }
 
-/// Fails if the target exists; called before long work begins.
-pub(crate) fn refuse_existing(target: &Path) -> Result<()> {
+/// Fails if the target exists, or its folder does not; called before long work begins.
+pub(crate) fn check_target(target: &Path) -> Result<()> {
+    if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir()) {
+        bail_usage!("there is no folder {} for {}", folder.display(), target.display());
+    }
     if target.exists() {
         bail_usage!("{} exists already; name another file, or remove it first", target.display());
     }

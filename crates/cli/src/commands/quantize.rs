@@ -73,7 +73,7 @@ struct Line {
 
 pub(crate) fn run(args: &QuantizeArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
     // Checked before the model is read, which takes long.
-    atomic_file::refuse_existing(&args.out)?;
+    atomic_file::check_target(&args.out)?;
     let checkpoint = Checkpoint::open(&hub.resolve(Some(&args.model))?)?;
     let model = GgufModel::new(&checkpoint)?;
     let scheme = QuantScheme::named(&args.scheme).with_context(|| format!("--type {}: unknown format", args.scheme))?;

@@ -1,7 +1,7 @@
 //! Errors of usage, which exit with status 2, and the wording of errors that come from libraries.
 //!
 //! An error of usage is one of the command line and of what the user hands over with it: a flag or argument that is
-//! wrong, does not fit the others or the model, or names a model that does not exist or a file that cannot be read as
+//! wrong, does not fit the others or the model, or names a model that does not exist, or a file or folder that is not
 //! what it is for. Everything else is a failure, with status 1: a damaged model, a disk, a network, a device.
 
 use std::fmt::{self, Display};
@@ -29,6 +29,7 @@ impl UsageError {
             cause.is::<UsageError>()
                 || cause.downcast_ref().is_some_and(refuses_request)
                 || matches!(cause.downcast_ref(), Some(pellucid_generate::Error::PromptTooLong { .. }))
+                || cause.downcast_ref().is_some_and(is_no_model)
         })
     }
 }
@@ -63,6 +64,18 @@ fn refuses_request(error: &pellucid_engine::Error) -> bool {
         | Error::OutOfMemory(_)
         | Error::DeviceLost(_)
         | Error::Internal(_) => false,
+    }
+}
+
+/// Whether a path leads to something else than a model; other errors are those of models that are damaged or cannot be
+/// read.
+fn is_no_model(error: &pellucid_checkpoint::Error) -> bool {
+    use pellucid_checkpoint::Error;
+    match error {
+        Error::NotAModel { .. } | Error::BadMagic { .. } | Error::Pickle { .. } => true,
+        // By this file a folder is told from one of something else.
+        Error::MissingFile { path, .. } => path.file_name().is_some_and(|name| name == "config.json"),
+        _ => false,
     }
 }
 
@@ -206,6 +219,20 @@ mod tests {
         assert!(!is_usage(pellucid_sampling::Error::NotANumber { token: 1 }.into()));
         let too_long = pellucid_generate::Error::PromptTooLong { at_least: 9, context_len: 8 };
         assert!(UsageError::is(&too_long.into()));
+    }
+
+    #[test]
+    fn a_path_that_is_no_model_is_an_error_of_usage_and_a_damaged_model_is_not() {
+        use pellucid_checkpoint::Error;
+        let no_model = || Error::NotAModel { path: "a".into(), found: "a text".into() };
+        assert!(UsageError::is(&pellucid::Error::Open(no_model()).into()), "behind the library's error");
+        assert!(UsageError::is(&anyhow::Error::from(no_model()).context("more")));
+        assert!(UsageError::is(&Error::BadMagic { path: "a.gguf".into(), found: b"notg".to_vec() }.into()));
+        let missing = |name: &str| Error::MissingFile { path: name.into(), needed_by: "a reason".into() };
+        assert!(UsageError::is(&missing("folder/config.json").into()));
+        assert!(!UsageError::is(&missing("folder/model.safetensors").into()));
+        let found = 9;
+        assert!(!UsageError::is(&Error::UnsupportedVersion { path: "a.gguf".into(), found }.into()));
     }
 
     #[test]

@@ -32,7 +32,10 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
     std::fs::write(&no_toml, "port = 1\nx = [").unwrap();
     let no_toml = no_toml.to_str().unwrap();
     let [questions, tasks] = ["questions", "tasks"].map(|name| format!("--{name}={no_toml}"));
-    let cases: [(&[&str], &str); 46] = [
+    let folder = home.path().join("no-model");
+    std::fs::create_dir(&folder).unwrap();
+    let folder = folder.to_str().unwrap();
+    let cases: [(&[&str], &str); 51] = [
         (&["run", "hi", "-m", &model, "--context", "x"], "expected a whole number"),
         (&["run", "hi", "-m", &model, "--context", "99999999999999999999999"], "'--context <TOKENS>': "),
         (&["run", "hi", "-m", &model, "--temperature", "hot"], "'--temperature <T>': expected a number"),
@@ -78,6 +81,14 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
         (&["pull", "-m", "tiny"], "unexpected argument '-m'"),
         (&["run", "hi", "-m", &model, "--tools", no_toml], "line 1, column 1: this is not JSON: expected a value"),
         (&["run", "hi", "-m", &model, "--json-schema", no_toml], "this is not JSON: expected a value"),
+        (&["run", no_toml, "hi"], "bad.toml: not a model: expected a GGUF file or a Hugging Face folder"),
+        (&["run", folder, "hi"], "config.json: missing; a Hugging Face folder has a config.json"),
+        (&["inspect", no_toml], "bad.toml: not a model: expected"),
+        (&["serve", "-m", no_toml, "--port", "0"], "bad.toml: not a model: expected"),
+        (
+            &["quantize", "tiny", "no-folder/q.gguf", "--type", "q8_0"],
+            "there is no folder no-folder for no-folder/q.gguf",
+        ),
         (&["models", "add", "x", "none.gguf"], "there is no file or folder none.gguf"),
     ];
     for (args, expected) in cases {

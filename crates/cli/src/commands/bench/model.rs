@@ -127,7 +127,7 @@ fn random(name: &str, scheme: Option<&str>) -> Result<Checkpoint> {
 
 /// Writes the random model to a file, so that other engines can be measured with it.
 pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Result<()> {
-    atomic_file::refuse_existing(path)?;
+    atomic_file::check_target(path)?;
     let checkpoint = random(args.shape.as_deref().unwrap_or_default(), args.scheme.as_deref())?;
     let Source::Gguf(metadata) = checkpoint.source() else { unreachable!("a shape has GGUF keys") };
     let tensors: Vec<NewTensor> = (checkpoint.tensors().iter())
