@@ -113,7 +113,9 @@ impl GrammarCompiler {
             GrammarSource::Grammar(text) if gbnf::is_gbnf(text) => GrammarWithLexer::from_lark(gbnf::to_lark(text)?),
             GrammarSource::Grammar(text) => {
                 lark::check(text)?;
-                GrammarWithLexer::from_lark(text.clone())
+                let matcher = self.matcher(GrammarWithLexer::from_lark(text.clone()));
+                let matcher = matcher.map_err(|problem| Error::source("grammar", lark::reworded(&problem)))?;
+                return Ok(self.compiled(matcher));
             }
             GrammarSource::Choice(choices) => GrammarWithLexer::from_lark(lark::choice(choices)?),
             GrammarSource::Calls(calls) => return self.compile_calls(calls),

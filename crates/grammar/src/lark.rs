@@ -60,6 +60,40 @@ pub(crate) fn check(text: &str) -> Result<(), Error> {
     Ok(())
 }
 
+/// Returns a problem of the Lark parser with its place in the words of this crate: `at 1(8): unknown name: "foo"` is
+/// `line 1, column 8: no rule or token is called foo`.
+pub(crate) fn reworded(problem: &str) -> String {
+    if let Some(reason) = problem.strip_prefix("at EOF: ") {
+        return format!("at the end: {}", reason_in_words(reason));
+    }
+    let place = problem.strip_prefix("at ").unwrap_or(problem).split_once("): ");
+    let place = place.and_then(|(place, reason)| {
+        let (line, column) = place.split_once('(')?;
+        let (line, column): (usize, usize) = (line.parse().ok()?, column.parse().ok()?);
+        Some((line, column, reason))
+    });
+    match place {
+        Some((line, column, reason)) => format!("line {line}, column {column}: {}", reason_in_words(reason)),
+        None => problem.to_owned(),
+    }
+}
+
+fn reason_in_words(reason: &str) -> String {
+    let unknown = reason.strip_prefix("unknown name: ");
+    let unknown = unknown.or_else(|| reason.strip_prefix("rule ").and_then(|rest| rest.strip_suffix(" not found")));
+    if let Some(name) = unknown {
+        return format!("no rule or token is called {}", name.trim_matches('"'));
+    }
+    if reason == "lexer error" {
+        return "expected a name, a text in quotes, an expression between slashes, or an operator".into();
+    }
+    // The parser repeats the token at which it stopped.
+    let reason = reason.split_once(" (at ").map_or(reason, |(reason, _)| reason);
+    let mut characters = reason.chars();
+    let first = characters.next().map(|first| first.to_ascii_lowercase());
+    first.into_iter().chain(characters).collect()
+}
+
 /// Returns the length of a quoted text with its quotes; to the end if it is not closed.
 fn delimited(bytes: &[u8], quote: u8) -> usize {
     let mut index = 1;
@@ -115,6 +149,16 @@ mod tests {
         for fine in ["start: \"<[5]>\" /<a>\\/<b>/ // <c>", "# <d>\nstart: %json { \"const\": \"<e>\" } \"é<\""] {
             assert_eq!(check(fine), Ok(()), "{fine}");
         }
+    }
+
+    #[test]
+    fn problems_of_the_parser_name_line_and_column() {
+        let no_rule = "line 1, column 8: no rule or token is called foo";
+        assert_eq!(reworded("at 1(8): unknown name: \"foo\""), no_rule);
+        assert_eq!(reworded("at 1(8): rule \"foo\" not found"), no_rule);
+        assert_eq!(reworded("2(3): Expected value (at : (:))"), "line 2, column 3: expected value");
+        assert_eq!(reworded("at EOF: Expected value"), "at the end: expected value");
+        assert_eq!(reworded("no text (of 3): is allowed"), "no text (of 3): is allowed");
     }
 
     #[test]

@@ -241,6 +241,14 @@ fn problems_name_their_place() {
         let text = problem(GrammarSource::Grammar(source.into())).to_string();
         assert!(text.starts_with("the grammar: "), "{text}");
     }
+    for (source, place) in [
+        ("start: foo", "line 1, column 8: no rule or token is called foo"),
+        ("start: a\na: \"x\" )", "line 2, column 8: "),
+        ("start: \"a\" |\n ?", "line 2, column 2: "),
+    ] {
+        let text = problem(GrammarSource::Grammar(source.into())).to_string();
+        assert!(text.starts_with(&format!("the grammar: {place}")), "{text}");
+    }
     assert!(problem(GrammarSource::Choice(Vec::new())).to_string().starts_with("the choice: "));
     let impossible = json!({ "type": "integer", "minimum": 3, "maximum": 1 });
     assert!(matches!(problem(GrammarSource::JsonSchema(impossible)), Error::Schema { .. }));

@@ -109,11 +109,21 @@ impl Cli {
         }
     }
 
+    /// Returns the program's parser. A negative number after a flag is its value, so that the error is about the value.
+    fn program() -> clap::Command {
+        Cli::command().mut_subcommands(|command| {
+            command.mut_args(|argument| {
+                let is_flag = argument.get_long().is_some() && argument.get_action().takes_values();
+                if is_flag { argument.allow_negative_numbers(true) } else { argument }
+            })
+        })
+    }
+
     /// Parses a command line, and for `serve` the layers below it.
     fn parse_layers(arguments: Vec<OsString>) -> Result<Cli> {
         let mut notes = Vec::new();
         let mut matches =
-            Cli::command().try_get_matches_from(&arguments).unwrap_or_else(|error| usage_error::exit_with(&error));
+            Cli::program().try_get_matches_from(&arguments).unwrap_or_else(|error| usage_error::exit_with(&error));
         if let Some(("run", given)) = matches.subcommand()
             && given.get_flag("page")
         {
@@ -128,7 +138,7 @@ impl Cli {
             notes = setting_layers::unknown_variables(serve, std::env::vars_os().map(|(name, _)| name));
             let parse = |settings: &[Setting]| {
                 let flags = settings.iter().map(|setting| setting.flag.clone());
-                Cli::command().try_get_matches_from(arguments.iter().cloned().chain(flags))
+                Cli::program().try_get_matches_from(arguments.iter().cloned().chain(flags))
             };
             matches = parse(&settings).unwrap_or_else(|error| {
                 // The user did not type these flags, so the error names the variable or file of the wrong one.

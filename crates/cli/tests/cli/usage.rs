@@ -35,7 +35,22 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
     let folder = home.path().join("no-model");
     std::fs::create_dir(&folder).unwrap();
     let folder = folder.to_str().unwrap();
-    let cases: [(&[&str], &str); 51] = [
+    let [lark, cut] = ["g.lark", "cut.json"].map(|name| home.path().join(name));
+    std::fs::write(&lark, "start: foo\n").unwrap();
+    std::fs::write(&cut, "{\"a\":\n").unwrap();
+    let [lark, cut] = [&lark, &cut].map(|path| path.to_str().unwrap());
+    let cases: [(&[&str], &str); 59] = [
+        (&["run", "hi", "-m", "tiny", "--grammar", lark], "--grammar: the grammar: line 1, column 8: no rule or token"),
+        (
+            &["run", "hi", "-m", "tiny", "--json-schema", cut],
+            "cut.json, line 1, column 5: this is not JSON: the text ends",
+        ),
+        (&["run", "hi", "-m", "tiny", "--tools", cut], "cut.json, line 1, column 5: this is not JSON: the text ends"),
+        (&["run", "hi", "-m", &model, "-n", "-1"], "'--max-tokens <TOKENS>': expected 1 or more"),
+        (&["run", "hi", "-m", &model, "--choices", "-1"], "'--choices <N>': expected a whole number"),
+        (&["explain", "hi", "-m", &model, "--candidates", "-3"], "'--candidates <N>': expected 1 to 20"),
+        (&["bench", &model, "--threads=-2"], "'--threads <N>': expected 1 to 1024"),
+        (&["serve", "-m", &model, "--port", "-1"], "'--port <PORT>': expected 0 to 65535"),
         (&["run", "hi", "-m", &model, "--context", "x"], "expected a whole number"),
         (&["run", "hi", "-m", &model, "--context", "99999999999999999999999"], "'--context <TOKENS>': "),
         (&["run", "hi", "-m", &model, "--temperature", "hot"], "'--temperature <T>': expected a number"),

@@ -64,10 +64,9 @@ impl Conversation {
         json!({ "model": model, "messages": self.messages() })
     }
 
-    /// Reads the contents of a file: an object with `messages`, or the messages alone.
-    pub(super) fn from_json(text: &str) -> Result<Conversation, String> {
-        let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
-        let messages = value.get("messages").unwrap_or(&value).as_array();
+    /// Reads the value of a file: an object with `messages`, or the messages alone.
+    pub(super) fn from_json(value: &Value) -> Result<Conversation, String> {
+        let messages = value.get("messages").unwrap_or(value).as_array();
         let messages = messages.ok_or("expected an object with `messages`, or a list of messages")?;
         let mut conversation = Conversation::default();
         let mut asked: Option<String> = None;
@@ -102,20 +101,17 @@ mod tests {
 
     #[test]
     fn a_file_brings_the_same_conversation_back() {
-        let saved = sample().to_json("tiny").to_string();
-        assert_eq!(Conversation::from_json(&saved), Ok(sample()));
-        let alone = serde_json::to_string(&sample().messages()).unwrap();
-        assert_eq!(Conversation::from_json(&alone), Ok(sample()));
+        assert_eq!(Conversation::from_json(&sample().to_json("tiny")), Ok(sample()));
+        assert_eq!(Conversation::from_json(&sample().messages().into()), Ok(sample()));
     }
 
     #[test]
     fn a_file_that_is_no_conversation_is_refused_with_the_place() {
-        let error = |text: &str| Conversation::from_json(text).unwrap_err();
-        assert!(error("{").starts_with("it is not JSON"));
-        assert!(error("{}").starts_with("expected an object with `messages`"));
-        assert!(error(r#"[{"role": "user"}]"#).starts_with("messages[0]: expected a role"));
-        assert_eq!(error(r#"[{"role": "user", "content": "a"}]"#), "the last message has no reply");
-        let twice = r#"[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]"#;
+        let error = |value: Value| Conversation::from_json(&value).unwrap_err();
+        assert!(error(json!({})).starts_with("expected an object with `messages`"));
+        assert!(error(json!([{ "role": "user" }])).starts_with("messages[0]: expected a role"));
+        assert_eq!(error(json!([message("user", "a")])), "the last message has no reply");
+        let twice = json!([message("user", "a"), message("user", "b")]);
         assert_eq!(error(twice), "messages[1]: expected user and assistant in turn, found \"user\"");
     }
 

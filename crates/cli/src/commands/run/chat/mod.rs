@@ -11,10 +11,10 @@ use pellucid_sampling::OPTIONS;
 
 use super::answer::{Answer, Answerer, DEFAULT_MAX_TOKENS};
 use crate::commands::explain::Explanation;
+use crate::flags::json_file;
 use crate::flags::prompt::Prompt;
 use crate::flags::sampling::SamplingArgs;
 use crate::flags::speculation::drafters_text;
-use crate::flags::text_file;
 use crate::flags::usage_error::without_os_codes;
 use crate::terminal::format::grouped;
 use crate::terminal::log::note as say;
@@ -302,8 +302,7 @@ impl Session<'_, '_> {
     }
 
     fn load(&mut self, file: &Path) -> Result<()> {
-        let text = text_file::read(file)?;
-        let loaded = Conversation::from_json(&text).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+        let loaded = Conversation::from_json(&json_file::read(file)?).map_err(|error| anyhow!("{}: {error}", file.display()))?;
         self.chat.conversation = loaded;
         self.last = None;
         self.chat.file = Some(file.to_owned());
