@@ -120,14 +120,14 @@ impl PromptArgs {
             return Ok((self.model.clone(), Some(prompt)));
         }
         if hub.names_model(first)? {
+            Hub::refuse_no_model(first)?;
             return Ok((Some(first.clone()), rest));
         }
         let is_word = !first.contains(char::is_whitespace);
         match (rest, hub.similar_name(first).filter(|_| is_word)) {
             (None, None) => Ok((None, Some(first.clone()))),
             (None, Some(name)) => bail_usage!(
-                "there is no model `{first}`; did you mean {name}? As a prompt it needs a model: \
-                 pellucid run --model {name} {first}"
+                "there is no model `{first}`; did you mean {name}? If the word is the prompt, name a model with --model"
             ),
             (Some(_), Some(name)) => bail_usage!("there is no model `{first}`; did you mean {name}?"),
             (Some(_), None) if Path::new(first).is_dir() => bail_usage!(

@@ -128,7 +128,7 @@ const SEVERAL_REPLIES: [&str; 6] =
     ["--choices", "--best-of", "--beams", "--beams-returned", "--length-penalty", "--early-stopping"];
 
 /// Returns what to write instead of the parser's message: if a command line begins with a prompt or with `--model` where
-/// a command belongs, or if it has a flag that belongs to another command.
+/// a command belongs, if it has a flag that belongs to another command, or a model without its flag.
 fn advice(error: &clap::Error) -> Option<String> {
     let text = |kind| error.get(kind).map(ToString::to_string);
     match error.kind() {
@@ -139,6 +139,10 @@ fn advice(error: &clap::Error) -> Option<String> {
         ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("<COMMAND>") => {
             let flag = text(ContextKind::InvalidArg).filter(|flag| ["-m", "--model"].contains(&flag.as_str()))?;
             Some(format!("{flag} belongs after a command, as in: pellucid run {flag} MODEL \"What is gravity?\""))
+        }
+        ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("pellucid serve") => {
+            let word = text(ContextKind::InvalidArg).filter(|word| !word.starts_with('-'))?;
+            Some(format!("{word:?} needs a flag before it; models are given as in: pellucid serve --model {word}"))
         }
         ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("pellucid explain") => {
             let flag = text(ContextKind::InvalidArg).filter(|flag| SEVERAL_REPLIES.contains(&flag.as_str()))?;

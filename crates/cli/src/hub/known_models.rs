@@ -228,6 +228,11 @@ impl KnownModel {
     }
 }
 
+/// Returns every name of a known model, its aliases included.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    MODELS.iter().flat_map(|model| std::iter::once(model.name).chain(model.aliases.iter().copied()))
+}
+
 /// Returns the default model for a machine with `free_memory` bytes, if that is known.
 pub(crate) fn default_for(free_memory: Option<u64>) -> &'static KnownModel {
     match free_memory {

@@ -9,8 +9,9 @@ use super::name::ModelRef;
 use super::partial_file::{Expected, PART_SUFFIXES, PartialFile, hash_file, with_suffix};
 use super::store::{Manifest, StoredFile};
 use super::{Hub, free_space, pip_fallback};
-use crate::flags::usage_error::OrUsage;
+use crate::flags::usage_error::{OrUsage, bail_usage};
 use crate::terminal::format::{bytes_text, utc_now};
+use crate::terminal::spelling;
 use anyhow::{Error, Result, anyhow};
 use std::path::Path;
 
@@ -22,7 +23,14 @@ impl Hub {
     pub(crate) fn pull(&self, name: &str, revision: &str) -> Result<Manifest> {
         match known_models::find(name) {
             Some(known) => self.pull_known(known, revision),
-            None => self.pull_listed(&ModelRef::parse(name).or_usage()?, revision),
+            None => {
+                let similar = spelling::closest(name, known_models::names()).and_then(known_models::find);
+                match (ModelRef::parse(name), similar) {
+                    (Ok(model), _) => self.pull_listed(&model, revision),
+                    (Err(_), Some(known)) => bail_usage!("there is no model `{name}`; did you mean {}?", known.name),
+                    (Err(error), None) => Err(error).or_usage(),
+                }
+            }
         }
     }
 

@@ -39,7 +39,7 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
     std::fs::write(&lark, "start: foo\n").unwrap();
     std::fs::write(&cut, "{\"a\":\n").unwrap();
     let [lark, cut] = [&lark, &cut].map(|path| path.to_str().unwrap());
-    let cases: [(&[&str], &str); 59] = [
+    let cases: [(&[&str], &str); 66] = [
         (&["run", "hi", "-m", "tiny", "--grammar", lark], "--grammar: the grammar: line 1, column 8: no rule or token"),
         (
             &["run", "hi", "-m", "tiny", "--json-schema", cut],
@@ -96,8 +96,15 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
         (&["pull", "-m", "tiny"], "unexpected argument '-m'"),
         (&["run", "hi", "-m", &model, "--tools", no_toml], "line 1, column 1: this is not JSON: expected a value"),
         (&["run", "hi", "-m", &model, "--json-schema", no_toml], "this is not JSON: expected a value"),
-        (&["run", no_toml, "hi"], "bad.toml: not a model: expected a GGUF file or a Hugging Face folder"),
-        (&["run", folder, "hi"], "config.json: missing; a Hugging Face folder has a config.json"),
+        (&["run", "-m", no_toml, "hi"], "bad.toml: not a model: expected a GGUF file or a Hugging Face folder"),
+        (&["run", "-m", folder, "hi"], "config.json: missing; a Hugging Face folder has a config.json"),
+        (&["run", no_toml, "hi"], "bad.toml` is not a model; --file "),
+        (&["run", no_toml], "bad.toml` is not a model; --file "),
+        (&["run", folder], "no-model` has no config.json, so it is no model"),
+        (&["serve", "tiny"], "\"tiny\" needs a flag before it; models are given as in: pellucid serve --model tiny"),
+        (&["pull", "qwen2.5-coder-15b"], "there is no model `qwen2.5-coder-15b`; did you mean qwen2.5-coder-1.5b?"),
+        (&["run", "qwen25-coder", "hi"], "did you mean qwen2.5-coder-1.5b?"),
+        (&["run", "smolm2"], "did you mean smollm2? If the word is the prompt, name a model with --model"),
         (&["inspect", no_toml], "bad.toml: not a model: expected"),
         (&["serve", "-m", no_toml, "--port", "0"], "bad.toml: not a model: expected"),
         (

@@ -7,7 +7,7 @@ mod local;
 
 use super::name::{ModelRef, Pick};
 use super::{Hub, known_models, pull};
-use crate::flags::usage_error::UsageError;
+use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::terminal::spelling;
 use anyhow::{Context, Error, Result};
 use std::path::{Path, PathBuf};
@@ -35,15 +35,29 @@ impl Hub {
         Ok(is_address || is_gguf(word) || pullable(word).is_some() || self.store.find(word)?.is_some())
     }
 
-    /// Returns the known name that is closest to a misspelled one.
+    /// Returns the name that is closest to a misspelled one, as `pellucid models` lists it.
     pub(crate) fn similar_name(&self, word: &str) -> Option<String> {
-        let mut names: Vec<String> = (known_models::MODELS.iter())
-            .flat_map(|model| std::iter::once(model.name).chain(model.aliases.iter().copied()))
-            .map(str::to_owned)
-            .collect();
+        let mut names: Vec<String> = known_models::names().map(str::to_owned).collect();
         names.extend(self.store.names().unwrap_or_default().into_keys());
         names.extend(self.store.manifests().unwrap_or_default().into_iter().map(|manifest| manifest.name));
-        spelling::closest(word, names.iter().map(String::as_str)).map(str::to_owned)
+        let closest = spelling::closest(word, names.iter().map(String::as_str))?;
+        Some(known_models::find(closest).map_or(closest, |known| known.name).to_owned())
+    }
+
+    /// Rejects a path that exists and leads to something else than a model, before anything is read for it.
+    pub(crate) fn refuse_no_model(word: &str) -> Result<()> {
+        let path = Path::new(word);
+        // Other files of a folder stand for it, and the error about a pickle says why it is refused.
+        const EXTENSIONS: [&str; 10] =
+            ["gguf", "safetensors", "json", "jinja", "bin", "pt", "pth", "ckpt", "pkl", "pickle"];
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        if !path.exists() || looks_like_model(path) || EXTENSIONS.contains(&extension.to_ascii_lowercase().as_str()) {
+            return Ok(());
+        }
+        if path.is_dir() {
+            bail_usage!("the folder `{word}` has no config.json, so it is no model; give the path of a GGUF file in it")
+        }
+        bail_usage!("the file `{word}` is not a model; --file {word} adds its text to a prompt")
     }
 
     /// Returns the path of a model that is neither a path nor in the store: pulls it if its name is one of the hub.
