@@ -163,6 +163,7 @@ pub(crate) fn run(
         preset: args.sampling.preset(),
         origin: args.sampling.origin(&model.sampling),
         max_tokens: args.max_tokens as usize,
+        limit: Limit::MaxTokens,
         loop_guard: !args.no_loop_guard,
         stops,
         speculate: true,
@@ -179,6 +180,17 @@ pub(crate) fn run(
     explanation.write(&model, &prompt, interrupt, output)
 }
 
+/// Why an explanation ends after [`Explanation::max_tokens`] tokens.
+#[derive(Debug, Clone)]
+pub(crate) enum Limit {
+    /// The reply has no more, because of `--max-tokens`.
+    MaxTokens,
+    /// Only the first tokens of a reply with `total` tokens are to be shown.
+    First { total: usize },
+    /// The reply was given before and ended there; `None` if Ctrl-C stopped it.
+    End(Option<Finish>),
+}
+
 /// A reply to generate and to explain.
 #[derive(Debug)]
 pub(crate) struct Explanation {
@@ -193,6 +205,7 @@ pub(crate) struct Explanation {
     /// Origin of the options, in words.
     pub(crate) origin: String,
     pub(crate) max_tokens: usize,
+    pub(crate) limit: Limit,
     pub(crate) loop_guard: bool,
     /// Texts before which the reply ends.
     pub(crate) stops: Vec<String>,
@@ -252,6 +265,7 @@ impl Explanation {
                 width: columns.clamp(*page::WIDTHS.start(), *page::WIDTHS.end()),
             },
             is_json: self.is_json,
+            limit: self.limit,
             interrupt,
             first_pass,
         };
@@ -279,6 +293,7 @@ impl Explanation {
 struct Explainer<'a> {
     page: Page<'a>,
     is_json: bool,
+    limit: Limit,
     interrupt: &'a Interrupt,
     /// The reply as `run` gives it, if guards or stop texts may end it.
     first_pass: Option<FirstPass>,
@@ -345,7 +360,11 @@ impl Explainer<'_> {
                 0.0 => String::new(),
                 _ => format!(" With --seed {} the tokens are the same again.", self.page.params.seed),
             };
-            write!(output, "{}", self.page.foot(&format!("{}{again}", finish_sentence(finish.as_ref())), reply))?;
+            write!(
+                output,
+                "{}",
+                self.page.foot(&format!("{}{again}", finish_sentence(finish.as_ref(), &self.limit)), reply)
+            )?;
         }
         output.flush()?;
         if stop.is_requested() { Err(Interrupted.into()) } else { Ok(()) }
@@ -406,21 +425,48 @@ fn finish_name(finish: Option<&Finish>) -> &'static str {
     }
 }
 
-fn finish_sentence(finish: Option<&Finish>) -> &'static str {
-    match finish {
-        Some(Finish::EndToken(_)) => "The model chose an end token.",
-        Some(Finish::StopToken(_)) => "The model chose a token of --stop-token.",
-        Some(Finish::StopString(_)) => "The reply reached a text of --stop, which is not part of it.",
-        Some(Finish::MaxTokens) => "The reply has --max-tokens tokens; the model would continue.",
-        Some(Finish::ContextFull) => "The context is full.",
-        Some(Finish::Repetition(_)) => "The reply repeated itself; --no-loop-guard lets it go on.",
-        Some(Finish::ToolCalls(_)) => "The model called a tool.",
-        Some(Finish::ContentFilter { .. }) => "A guard blocked the rest of the reply.",
-        Some(Finish::Deadline) | None => "Stopped.",
-    }
+/// Returns why there are no more tokens.
+fn finish_sentence(finish: Option<&Finish>, limit: &Limit) -> String {
+    let sentence = match (finish, limit) {
+        (Some(Finish::MaxTokens), Limit::First { total }) => return format!("The reply has {total} tokens."),
+        (Some(Finish::MaxTokens), Limit::End(None)) => "Ctrl-C stopped the reply here.",
+        (Some(Finish::MaxTokens), Limit::End(Some(end))) if *end != Finish::MaxTokens => {
+            return finish_sentence(Some(end), &Limit::MaxTokens);
+        }
+        (Some(Finish::MaxTokens), _) => "The reply has --max-tokens tokens; the model would continue.",
+        (Some(Finish::EndToken(Some(_))), _) => "The model chose an end token.",
+        (Some(Finish::EndToken(None)), _) => "The grammar is complete, so the reply ends.",
+        (Some(Finish::StopToken(_)), _) => "The model chose a token of --stop-token.",
+        (Some(Finish::StopString(_)), _) => "The reply reached a text of --stop, which is not part of it.",
+        (Some(Finish::ContextFull), _) => "The context is full.",
+        (Some(Finish::Repetition(_)), _) => "The reply repeated itself; --no-loop-guard lets it go on.",
+        (Some(Finish::ToolCalls(_)), _) => "The model called a tool.",
+        (Some(Finish::ContentFilter { .. }), _) => "A guard blocked the rest of the reply.",
+        (Some(Finish::Deadline), _) => "The reply reached its time limit.",
+        (None, _) => "Stopped.",
+    };
+    sentence.to_owned()
 }
 
 /// Writes a JSON value on one line.
 fn write_line(output: &mut Output, value: &Value) -> Result<()> {
     Ok(writeln!(output, "{value}")?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_sentence_says_why_the_reply_has_no_more_tokens() {
+        let sentence = |finish, limit| finish_sentence(Some(&finish), &limit);
+        assert!(sentence(Finish::MaxTokens, Limit::MaxTokens).starts_with("The reply has --max-tokens tokens"));
+        assert_eq!(sentence(Finish::MaxTokens, Limit::First { total: 9 }), "The reply has 9 tokens.");
+        assert_eq!(sentence(Finish::MaxTokens, Limit::End(None)), "Ctrl-C stopped the reply here.");
+        assert_eq!(sentence(Finish::MaxTokens, Limit::End(Some(Finish::ContextFull))), "The context is full.");
+        let cut = Limit::End(Some(Finish::MaxTokens));
+        assert!(sentence(Finish::MaxTokens, cut).starts_with("The reply has --max-tokens tokens"));
+        assert_eq!(sentence(Finish::EndToken(Some(2)), Limit::End(None)), "The model chose an end token.");
+        assert!(sentence(Finish::EndToken(None), Limit::MaxTokens).starts_with("The grammar is complete"));
+    }
 }

@@ -57,6 +57,8 @@ pub(super) struct Answer {
     pub(super) text: String,
     /// Tokens of the reply.
     pub(super) num_tokens: usize,
+    /// Why the reply ended; of several, the first. `None` if Ctrl-C ended it.
+    pub(super) finish: Option<Finish>,
     /// Whether Ctrl-C ended it.
     pub(super) interrupted: bool,
 }
@@ -125,7 +127,9 @@ impl Answerer<'_> {
         if self.plan.has_grammar() && !has_ended {
             log::note("[the reply ended before its grammar did, so it is not complete]");
         }
-        Ok(Answer { text, num_tokens: generation.summary().completion_tokens, interrupted })
+        let summary = generation.summary();
+        let finish = summary.finishes.into_iter().next().flatten();
+        Ok(Answer { text, num_tokens: summary.completion_tokens, finish, interrupted })
     }
 
     /// Returns the maximum tokens of a reply. `None` is what the context holds, if that is less than the default.

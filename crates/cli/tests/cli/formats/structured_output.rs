@@ -72,4 +72,5 @@ fn explain_shows_what_the_grammar_expected() {
     let ran = home.run(&arguments("explain", &["--regex", "[a-c]{2}", "--max-tokens", "2"]));
     assert!(ran.ok().contains("expected 'a' to 'c'"), "{}", ran.ok());
     assert!(ran.ok().contains("tokens were cut"), "{}", ran.ok());
+    assert!(ran.ok().contains("The grammar is complete, so the reply ends."), "{}", ran.ok());
 }

@@ -7,10 +7,11 @@ mod input;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
+use pellucid_generate::Finish;
 use pellucid_sampling::OPTIONS;
 
 use super::answer::{Answer, Answerer, DEFAULT_MAX_TOKENS};
-use crate::commands::explain::Explanation;
+use crate::commands::explain::{Explanation, Limit};
 use crate::flags::json_file;
 use crate::flags::prompt::Prompt;
 use crate::flags::sampling::SamplingArgs;
@@ -115,15 +116,39 @@ struct Session<'s, 'a> {
     chat: &'s mut Chat,
     answerer: &'s mut Answerer<'a>,
     is_colored: bool,
-    /// The messages that were answered last, and the number of tokens of the reply.
-    last: Option<(Prompt, usize)>,
+    last: Option<LastReply>,
+}
+
+/// The reply that `/explain` explains.
+struct LastReply {
+    /// The messages that it answers.
+    prompt: Prompt,
+    num_tokens: usize,
+    /// Why it ended; `None` if Ctrl-C ended it.
+    finish: Option<Finish>,
+}
+
+impl LastReply {
+    /// Returns how many of its tokens to explain, at most `max_tokens`, and why there are no more.
+    fn part(&self, max_tokens: Option<u32>) -> (usize, Limit) {
+        // A token that ends a reply is explained, but is no part of it.
+        let has_end = matches!(
+            self.finish,
+            Some(Finish::EndToken(Some(_)) | Finish::StopToken(Some(_)) | Finish::ToolCalls(Some(_)))
+        );
+        let all = (self.num_tokens + usize::from(has_end)).max(1);
+        match max_tokens.map(|tokens| tokens as usize).filter(|&tokens| tokens < all) {
+            Some(tokens) => (tokens, Limit::First { total: self.num_tokens }),
+            None => (all, Limit::End(self.finish.clone())),
+        }
+    }
 }
 
 impl Session<'_, '_> {
     /// Answers a message and keeps both. A message that fails is not kept.
     fn ask(&mut self, message: String, output: &mut Output) -> Result<()> {
         let (prompt, reply) = self.answer(&message, output)?;
-        self.last = Some((prompt, reply.num_tokens));
+        self.last = Some(LastReply { prompt, num_tokens: reply.num_tokens, finish: reply.finish });
         self.chat.conversation.add(message, reply.text);
         Ok(())
     }
@@ -262,8 +287,8 @@ impl Session<'_, '_> {
     }
 
     fn explain(&mut self, max_tokens: Option<u32>, output: &mut Output) -> Result<()> {
-        let Some((prompt, num_tokens)) = &self.last else { bail!("there is no reply to explain") };
-        let all = (*num_tokens).max(1);
+        let Some(last) = &self.last else { bail!("there is no reply to explain") };
+        let (max_tokens, limit) = last.part(max_tokens);
         let explanation = Explanation {
             probe: None,
             name: self.answerer.model.id.clone(),
@@ -276,13 +301,14 @@ impl Session<'_, '_> {
             stops: self.answerer.stops.clone(),
             speculate: self.answerer.speculate,
             has_drafters: !self.answerer.drafters.is_off(),
-            max_tokens: max_tokens.map_or(all, |tokens| all.min(tokens as usize)),
+            max_tokens,
+            limit,
             num_candidates: CANDIDATES,
             is_colored: self.is_colored,
             is_json: false,
             columns: None,
         };
-        let done = explanation.write(&self.answerer.model, prompt, self.answerer.interrupt, output);
+        let done = explanation.write(&self.answerer.model, &last.prompt, self.answerer.interrupt, output);
         // Ctrl-C ends the explanation and not the chat.
         match done {
             Err(error) if error.is::<crate::terminal::interrupt::Interrupted>() => Ok(()),
@@ -308,5 +334,22 @@ impl Session<'_, '_> {
         self.chat.file = Some(file.to_owned());
         say(&format!("({} messages from {})", 2 * self.chat.conversation.num_turns(), file.display()));
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_explanation_has_the_tokens_of_the_reply_and_the_one_that_ended_it() {
+        let part = |finish: Option<Finish>, max_tokens| {
+            let reply = LastReply { prompt: Prompt::Text(String::new()), num_tokens: 5, finish };
+            reply.part(max_tokens)
+        };
+        assert!(matches!(part(Some(Finish::EndToken(Some(2))), None), (6, Limit::End(Some(_)))));
+        assert!(matches!(part(Some(Finish::EndToken(None)), None), (5, Limit::End(Some(_)))), "a grammar's end");
+        assert!(matches!(part(None, Some(9)), (5, Limit::End(None))));
+        assert!(matches!(part(Some(Finish::MaxTokens), Some(3)), (3, Limit::First { total: 5 })));
     }
 }
