@@ -21,8 +21,15 @@ use crate::{GuardError, Verdict};
 /// own limits bound them.)
 pub(crate) const MAX_BACKLOG: usize = 64;
 
-/// An event with the number of its prompt.
-pub(crate) type PromptEvent = (usize, Event);
+/// An event of the engine.
+#[derive(Debug)]
+pub(crate) struct PromptEvent {
+    /// Number of the prompt.
+    pub(crate) prompt: usize,
+    pub(crate) event: Event,
+    /// When the engine sent it. The reader may take it much later.
+    pub(crate) sent: Instant,
+}
 
 /// Something that the reader has to process.
 #[derive(Debug)]
@@ -117,12 +124,13 @@ impl EventSink for Sink {
         if !self.reports_progress && matches!(event, Event::PromptProgress { .. }) {
             return;
         }
+        let sent = Instant::now();
         self.shared.notify(|state| {
             state.progress.observe(&event);
             // The replies of `best_of` arrive all at once, so this may grow with the request.
             if state.lost.is_none() && state.events.try_reserve(1).is_ok() {
                 self.shared.backlog.fetch_add(1, Ordering::Relaxed);
-                state.events.push_back((self.prompt, event));
+                state.events.push_back(PromptEvent { prompt: self.prompt, event, sent });
             } else {
                 state.lost.get_or_insert(self.prompt);
             }
@@ -263,8 +271,12 @@ impl EventReceiver {
     }
 
     fn take(&self, state: &mut State, reads: Reads) -> Poll<Option<ChannelEvent>> {
+        let failed = |prompt, error| {
+            let event = PromptEvent { prompt, event: Event::Failed(error), sent: Instant::now() };
+            Poll::Ready(Some(ChannelEvent::Engine(event)))
+        };
         if state.is_cancelled {
-            return Poll::Ready(Some(ChannelEvent::Engine((0, Event::Failed(Error::Cancelled)))));
+            return failed(0, Error::Cancelled);
         }
         if let Some((choice, guard, verdict)) = state.verdicts.pop_front() {
             return Poll::Ready(Some(ChannelEvent::Verdict { choice, guard, verdict }));
@@ -278,10 +290,7 @@ impl EventReceiver {
                 Poll::Ready(Some(ChannelEvent::Engine(event)))
             }
             None => match state.lost {
-                Some(prompt) => {
-                    let failed = (prompt, Event::Failed(fallible::out_of_memory()));
-                    Poll::Ready(Some(ChannelEvent::Engine(failed)))
-                }
+                Some(prompt) => failed(prompt, fallible::out_of_memory()),
                 None if state.num_sinks == 0 => Poll::Ready(None),
                 None => Poll::Pending,
             },

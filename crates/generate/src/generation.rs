@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use pellucid_engine::{Control, Error, Event, Request, RequestStats, SpeculationStats, fallible};
 
-use crate::event_channel::{ChannelEvent, EventReceiver, Monitor, Reads, channel};
+use crate::event_channel::{ChannelEvent, EventReceiver, Monitor, PromptEvent, Reads, channel};
 use crate::prompt_replies::PromptReplies;
 use crate::{Delta, Finish, GuardError, JudgedPrompt, LoadedModel, ReplySplitter, Summary, Turn, Verdict};
 
@@ -277,8 +277,8 @@ impl Generation {
             let taken = match read(&self.receiver, reads) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(None) => Err(Error::Stopped),
-                Poll::Ready(Some(ChannelEvent::Engine((_, Event::Failed(error))))) => Err(error),
-                Poll::Ready(Some(ChannelEvent::Engine((prompt, event)))) => self.take(prompt, event),
+                Poll::Ready(Some(ChannelEvent::Engine(PromptEvent { event: Event::Failed(error), .. }))) => Err(error),
+                Poll::Ready(Some(ChannelEvent::Engine(event))) => self.take(event),
                 Poll::Ready(Some(ChannelEvent::Verdict { choice, guard, verdict })) => {
                     self.take_verdict(choice, guard, verdict)
                 }
@@ -289,7 +289,7 @@ impl Generation {
         }
     }
 
-    fn take(&mut self, prompt: usize, event: Event) -> Result<(), Error> {
+    fn take(&mut self, PromptEvent { prompt, event, sent }: PromptEvent) -> Result<(), Error> {
         match event {
             Event::PromptProgress { computed, total } => {
                 fallible::push_back(&mut self.ready, GenerationEvent::PromptProgress { prompt, computed, total })?;
@@ -303,7 +303,7 @@ impl Generation {
             }
             event => {
                 let may_go_on = matches!(event, Event::Token(_));
-                let deltas = self.prompts[prompt].take(event)?;
+                let deltas = self.prompts[prompt].take(event, sent)?;
                 self.add(prompt, deltas, may_go_on)?;
             }
         }

@@ -99,7 +99,7 @@ impl PromptReplies {
             end_ids: request.sampling.end_ids.clone(),
             pending_controls: VecDeque::new(),
             cached_tokens: 0,
-            timing: Timing::new(submitted),
+            timing: Timing::new(submitted, num_choices, judged.is_some()),
             miss: None,
             probe: None,
             proposed: SpeculationStats::default(),
@@ -116,9 +116,9 @@ impl PromptReplies {
     }
 
     /// Takes an event that produces text or counts; others produce nothing. Text is returned when the guards have
-    /// passed it.
-    pub(crate) fn take(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
-        let deltas = self.decode(event)?;
+    /// passed it. `sent` is when the engine sent the event.
+    pub(crate) fn take(&mut self, event: Event, sent: Instant) -> Result<Vec<Delta>, Error> {
+        let deltas = self.decode(event, sent)?;
         Ok(self.guard(deltas))
     }
 
@@ -149,6 +149,7 @@ impl PromptReplies {
         let show = |piece: Piece| {
             if let Some(finish @ Finish::ContentFilter { .. }) = &piece.delta.finish {
                 self.choices[choice].block(finish.clone(), piece.num_tokens, piece.num_thought_tokens);
+                self.timing.cut(choice, piece.num_tokens);
             }
             piece.delta
         };
@@ -187,13 +188,13 @@ impl PromptReplies {
         self.guarded.iter().any(GuardedChoice::is_congested)
     }
 
-    fn decode(&mut self, event: Event) -> Result<Vec<Delta>, Error> {
+    fn decode(&mut self, event: Event, sent: Instant) -> Result<Vec<Delta>, Error> {
         Ok(match event {
             Event::Started { cached_tokens, miss } => {
                 self.cached_tokens = cached_tokens;
                 let tokenizer = self.tokenizer.clone();
                 self.miss = miss.map(|miss| Arc::new(ReplyMiss { miss: *miss, tokenizer }));
-                self.timing.start();
+                self.timing.start(sent);
                 Vec::new()
             }
             Event::Probed(probe) => {
@@ -203,7 +204,10 @@ impl PromptReplies {
             }
             Event::PromptLogprobs(scores) => self.echo(scores)?,
             Event::Token(token) => {
-                self.timing.token();
+                // Tokens that were computed behind the end of their choice are not part of it.
+                if self.choices[token.choice].finish().is_none() {
+                    self.timing.token(token.choice, sent)?;
+                }
                 if self.drops_output {
                     return Ok(Vec::new());
                 }

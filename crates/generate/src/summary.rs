@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_engine::{GapHistogram, MissReason, PrefixMiss, Probe, RequestStats, SpeculationStats};
+use pellucid_engine::{Error, GapHistogram, MissReason, PrefixMiss, Probe, RequestStats, SpeculationStats, fallible};
 use pellucid_tokenizer::Tokenizer;
 
 use crate::Finish;
@@ -91,28 +91,51 @@ impl ReplyMiss {
     }
 }
 
-/// Times of one request: the engine's own as soon as it reports them, and until then when its events were read.
+/// Times of one request: the engine's own as soon as it reports them, and until then when it sent its events. A reply
+/// that a stop string or a guard ends does not wait for the engine's own.
 #[derive(Debug)]
 pub(crate) struct Timing {
     submitted: Instant,
     started: Option<Instant>,
     first_token: Option<Instant>,
-    last_token: Option<Instant>,
+    /// Last token of each choice.
+    last_tokens: Vec<Option<Instant>>,
+    /// All tokens of each choice, if there are guards, which may end it before tokens that the engine has sent.
+    all_tokens: Option<Vec<Vec<Instant>>>,
 }
 
 impl Timing {
-    pub(crate) fn new(submitted: Instant) -> Timing {
-        Timing { submitted, started: None, first_token: None, last_token: None }
+    pub(crate) fn new(submitted: Instant, num_choices: usize, has_guards: bool) -> Timing {
+        Timing {
+            submitted,
+            started: None,
+            first_token: None,
+            last_tokens: vec![None; num_choices],
+            all_tokens: has_guards.then(|| vec![Vec::new(); num_choices]),
+        }
     }
 
-    pub(crate) fn start(&mut self) {
-        self.started = Some(Instant::now());
+    /// The engine started the request at `sent`.
+    pub(crate) fn start(&mut self, sent: Instant) {
+        self.started = Some(sent);
     }
 
-    pub(crate) fn token(&mut self) {
-        let now = Instant::now();
-        self.first_token.get_or_insert(now);
-        self.last_token = Some(now);
+    /// The engine sent a token of a choice at `sent`.
+    pub(crate) fn token(&mut self, choice: usize, sent: Instant) -> Result<(), Error> {
+        self.first_token.get_or_insert(sent);
+        self.last_tokens[choice] = Some(sent);
+        match &mut self.all_tokens {
+            Some(tokens) => fallible::push(&mut tokens[choice], sent),
+            None => Ok(()),
+        }
+    }
+
+    /// A guard ended a choice after its first `num_tokens` tokens.
+    pub(crate) fn cut(&mut self, choice: usize, num_tokens: usize) {
+        if let Some(tokens) = &mut self.all_tokens {
+            tokens[choice].truncate(num_tokens);
+            self.last_tokens[choice] = tokens[choice].last().copied();
+        }
     }
 
     pub(crate) fn queue_time(&self, stats: Option<&RequestStats>) -> Option<Duration> {
@@ -120,13 +143,13 @@ impl Timing {
     }
 
     pub(crate) fn time_to_first_token(&self, stats: Option<&RequestStats>) -> Option<Duration> {
-        let read = self.first_token? - self.submitted;
-        Some(stats.map_or(read, |stats| stats.time_to_first_token))
+        let sent = self.first_token? - self.submitted;
+        Some(stats.map_or(sent, |stats| stats.time_to_first_token))
     }
 
     pub(crate) fn decode_time(&self, stats: Option<&RequestStats>) -> Option<Duration> {
-        let read = self.last_token? - self.first_token?;
-        Some(stats.map_or(read, |stats| stats.decode_time))
+        let sent = self.between_tokens()?;
+        Some(stats.map_or(sent, |stats| stats.decode_time))
     }
 
     /// `num_tokens` is the number of tokens of the longest choice.
@@ -134,6 +157,34 @@ impl Timing {
         if let Some(stats) = stats {
             return stats.time_per_output_token();
         }
-        (self.last_token? - self.first_token?).checked_div(u32::try_from(num_tokens).ok()?.checked_sub(1)?)
+        self.between_tokens()?.checked_div(u32::try_from(num_tokens).ok()?.checked_sub(1)?)
+    }
+
+    /// Returns the time from the first token to the last.
+    fn between_tokens(&self) -> Option<Duration> {
+        Some(self.last_tokens.iter().copied().max()?? - self.first_token?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_choice_that_a_guard_cuts_has_the_time_of_the_tokens_that_it_keeps() {
+        let submitted = Instant::now();
+        let at = |milliseconds| submitted + Duration::from_millis(milliseconds);
+        let mut timing = Timing::new(submitted, 2, true);
+        timing.start(at(1));
+        for (choice, sent) in [(0, 10), (1, 10), (0, 20), (1, 20), (0, 30)] {
+            timing.token(choice, at(sent)).unwrap();
+        }
+        let decode = |timing: &Timing| timing.decode_time(None).unwrap().as_millis();
+        assert_eq!((decode(&timing), timing.queue_time(None)), (20, Some(Duration::from_millis(1))));
+        assert_eq!(timing.time_per_output_token(None, 3), Some(Duration::from_millis(10)));
+        timing.cut(0, 1);
+        assert_eq!(decode(&timing), 10, "the last token is one of the other choice");
+        timing.cut(1, 0);
+        assert_eq!((decode(&timing), timing.time_to_first_token(None)), (0, Some(Duration::from_millis(10))));
     }
 }

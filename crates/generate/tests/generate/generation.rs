@@ -89,6 +89,25 @@ fn a_stop_string_ends_the_reply_before_it() {
     assert!(replies[0].text.len() > before.len(), "{:?}", replies[0].text);
 }
 
+/// The times of a reply that a stop string ends are those of the engine, not those of a reader who comes late.
+#[test]
+fn the_times_of_a_stopped_reply_do_not_depend_on_its_reader() {
+    let model = model();
+    let whole = submit(&model, text(&model, 40)).into_replies().unwrap().0.remove(0).text;
+    let stop: String = whole.chars().skip(20).take(3).collect();
+    let request = GenerationRequest { stop: vec![stop.clone()], ..GenerationRequest::new(text(&model, 40)) };
+    let generation = Generation::submit(&model, request).unwrap();
+    until("the engine has generated the reply", || model.engine.stats().unwrap().finished_requests == 2);
+    const LATE: Duration = Duration::from_millis(300);
+    std::thread::sleep(LATE);
+    let (_, summary) = generation.into_replies().unwrap();
+    assert_eq!(summary.finishes, [Some(Finish::StopString(stop))]);
+    let first = summary.time_to_first_token.unwrap();
+    assert!(first + summary.decode_time + LATE <= summary.total_time, "{summary:?}");
+    assert!(summary.decode_time > Duration::ZERO && summary.time_per_output_token.is_some(), "{summary:?}");
+    assert!(summary.prefill_time.unwrap() > Duration::ZERO, "{summary:?}");
+}
+
 #[test]
 fn a_choice_that_is_stopped_does_not_end_the_others() {
     let model = model();
