@@ -27,15 +27,16 @@ pub(crate) struct SamplingArgs {
     given: GivenOptions,
     /// Options whose values are tokens, as the user wrote them: only the model's tokenizer knows their ids.
     tokens: Vec<(&'static SamplingOption, Vec<String>)>,
+    /// Whether options were changed after the command line was read.
+    is_changed: bool,
 }
 
 impl Args for SamplingArgs {
     fn augment_args(command: Command) -> Command {
         let preset = Arg::new("preset").long("preset").value_name("NAME").help_heading(HEADING);
-        let preset = preset.value_parser(str::parse::<Preset>).help(wrapped(&format!(
-            "Options for a purpose: {}; flags given beside it win",
-            listed(&Preset::ALL.map(Preset::name), "or")
-        )));
+        let names = listed(&Preset::ALL.map(Preset::name), "or");
+        let purpose = format!("Options for a purpose: {names}; flags given beside it win");
+        let preset = preset.value_parser(str::parse::<Preset>).help(wrapped(&purpose, HELP_WIDTH));
         let greedy = Arg::new("greedy").long("greedy").action(ArgAction::SetTrue).help_heading(HEADING);
         let greedy = greedy.conflicts_with_all(["preset", "temperature"]);
         let greedy = greedy.help("Take the most probable token each time, with no default options");
@@ -122,7 +123,7 @@ fn help(option: &SamplingOption) -> String {
         (_, Some(value)) if option.needed_option().is_some() => unbroken(&format!("[default: {value}]")),
         (_, Some(value)) => unbroken(&format!("[neutral: {value}]")),
     };
-    wrapped(&(text + &default))
+    wrapped(&(text + &default), HELP_WIDTH)
 }
 
 /// Returns a space and the text with spaces at which [`wrapped`] does not break a line.
@@ -130,12 +131,12 @@ fn unbroken(text: &str) -> String {
     format!(" {}", text.replace(' ', "\u{a0}"))
 }
 
-/// Breaks a text into lines that fit the help.
-fn wrapped(text: &str) -> String {
+/// Breaks a text into lines of at most `width` columns.
+pub(crate) fn wrapped(text: &str, width: usize) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
         let line = lines.last_mut().expect("there is a first line");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > HELP_WIDTH {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
             lines.push(word.to_owned());
         } else {
             *line += if line.is_empty() { "" } else { " " };
@@ -146,7 +147,7 @@ fn wrapped(text: &str) -> String {
 }
 
 /// Joins names with commas and a last word.
-fn listed(names: &[&str], last: &str) -> String {
+pub(crate) fn listed(names: &[&str], last: &str) -> String {
     match names {
         [others @ .., name] if !others.is_empty() => format!("{} {last} {name}", others.join(", ")),
         names => names.concat(),
@@ -261,19 +262,29 @@ impl SamplingArgs {
         }
     }
 
-    /// Returns these flags with one more, named as on the command line, without its dashes. A preset replaces all.
+    /// Returns the names that [`SamplingArgs::changed`] takes.
+    pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+        std::iter::once("preset").chain(OPTIONS.iter().map(|option| option.flag()))
+    }
+
+    /// Returns these flags with one more, named as on the command line, without its dashes. A preset replaces all but
+    /// the seed.
     pub(crate) fn changed(&self, name: &str, value: &str) -> Result<SamplingArgs> {
         let name = name.trim_start_matches('-').replace('_', "-");
-        let is_known = name == "preset" || OPTIONS.iter().any(|option| option.flag() == name);
-        if !is_known {
-            let names: Vec<&str> = OPTIONS.iter().map(|option| option.flag()).collect();
-            bail!("there is no option {name}; expected max-tokens, preset, speculate, {}", listed(&names, "or"));
+        if !SamplingArgs::names().any(|known| known == name) {
+            bail!("there is no option {name}; /set alone lists them");
         }
         let command = SamplingArgs::augment_args(Command::new("set")).no_binary_name(true);
         let matches = command.try_get_matches_from([format!("--{name}={value}")]);
-        let matches = matches.map_err(|_| anyhow!("{name}: {value:?} is not a value of this option"))?;
-        let change = SamplingArgs::from_arg_matches(&matches)?;
+        let matches = matches.map_err(|_| match name.as_str() {
+            "preset" => anyhow!("preset: expected {}, found {value}", listed(&Preset::ALL.map(Preset::name), "or")),
+            _ => anyhow!("{name}: {value:?} is not a value of this option"),
+        })?;
+        let mut change = SamplingArgs { is_changed: true, ..SamplingArgs::from_arg_matches(&matches)? };
         if change.preset.is_some() {
+            if let (Some(option), Some(seed)) = (SamplingOption::by_param("seed"), self.given.get("seed")) {
+                change.given.insert(option, seed.clone());
+            }
             return Ok(change);
         }
         let mut tokens: Vec<_> = self.tokens.clone();
@@ -282,7 +293,7 @@ impl SamplingArgs {
         // A temperature replaces `--greedy`, which is one.
         let greedy = self.greedy && change.given.get("temperature").is_none();
         let given = self.given.clone().changed(change.given);
-        let changed = SamplingArgs { preset: self.preset, greedy, given, tokens };
+        let changed = SamplingArgs { preset: self.preset, greedy, given, tokens, is_changed: true };
         changed.check()?;
         Ok(changed)
     }
@@ -336,17 +347,18 @@ impl SamplingArgs {
         Ok(params)
     }
 
-    /// Describes the origin of the options: a preset, `--greedy`, or the defaults, and flags.
+    /// Describes the origin of the options: a preset, `--greedy`, or the defaults, and flags or changes in a chat.
     pub(crate) fn origin(&self, defaults: &SamplingDefaults) -> String {
+        let given = if self.is_changed { "changes by /set" } else { "flags" };
         let base = match self.preset {
             Some(preset) => format!("preset {preset}"),
             None if self.greedy => "greedy".to_owned(),
-            None if self.given.replaces_defaults() => return "flags".to_owned(),
+            None if self.given.replaces_defaults() => return given.to_owned(),
             None if defaults.model.is_empty() => format!("preset {PELLUCID_DEFAULT} (the default)"),
             None => "recommended by the model".to_owned(),
         };
         let is_changed = self.changes_distribution() || !self.tokens.is_empty();
-        if is_changed { base + " with flags" } else { base }
+        if is_changed { format!("{base} with {given}") } else { base }
     }
 
     /// Whether a flag was given that says how to sample.
@@ -454,10 +466,19 @@ mod tests {
         let params = changed.without_tokenizer();
         assert_eq!((params.temperature, params.top_k, params.top_p), (0.25, 7, Preset::Chat.params().top_p));
         assert!(changed.changed("preset", "code").unwrap().given.is_empty());
+        let seeded = changed.changed("seed", "9").and_then(|args| args.changed("preset", "code")).unwrap();
+        assert_eq!((seeded.without_tokenizer().seed, seeded.preset), (9, Some(Preset::Code)));
+        let origin = |args: &SamplingArgs| args.origin(&SamplingDefaults::default());
+        assert_eq!(
+            (origin(&preset), origin(&changed)),
+            ("preset chat".into(), "preset chat with changes by /set".into())
+        );
         let error = |name, value| preset.changed(name, value).unwrap_err().to_string();
         assert_eq!(error("top-p", "x"), "top-p: \"x\" is not a value of this option");
         assert_eq!(error("top-p", "7"), "--top-p: expected 0 to 1, found 7");
-        assert!(error("topp", "1").starts_with("there is no option topp; expected max-tokens, preset, speculate, "));
+        assert_eq!(error("topp", "1"), "there is no option topp; /set alone lists them");
+        let expected = format!("preset: expected {}, found bogus", listed(&Preset::ALL.map(Preset::name), "or"));
+        assert_eq!(error("preset", "bogus"), expected);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Error, Result, bail};
 use pellucid_engine::MAX_WIDTH;
 use pellucid_generate::LoadedModel;
 use pellucid_sampling::{Sampler, SamplingParams, StepKind};
@@ -25,7 +25,7 @@ use crate::flags::speculation::SpeculationArgs;
 use crate::flags::stop::StopArgs;
 use crate::flags::thinking::ThinkingArgs;
 use crate::flags::tools::{ToolArgs, plan_reply};
-use crate::flags::usage_error::{OrUsage, bail_usage};
+use crate::flags::usage_error::{OrUsage, bail_usage, without_os_codes};
 use crate::hub::Hub;
 use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
@@ -150,7 +150,7 @@ pub(crate) fn run(
     let guards = args.guard.open(&args.compute, hub)?;
     guards.notes.iter().for_each(|note| log::note(&format!("[{note}]")));
     let is_chat = prompt.is_none();
-    let open = |path: &Path| -> Result<Answerer<'_>> {
+    let open = |path: &Path, flags: &SamplingArgs| -> Result<Answerer<'_>> {
         let begun = Instant::now();
         let loaded = args.compute.open_with(path, width, hub, &args.prompt.template, &args.speculation)?;
         let load = begun.elapsed();
@@ -164,15 +164,15 @@ pub(crate) fn run(
         }
         let mut sampling = match beams {
             // Beam search takes the model's own probabilities.
-            Some(_) => args.sampling.without_defaults(&model.tokenizer).or_usage()?,
-            None => args.sampling.params(&model.tokenizer, &model.sampling).or_usage()?,
+            Some(_) => flags.without_defaults(&model.tokenizer).or_usage()?,
+            None => flags.params(&model.tokenizer, &model.sampling).or_usage()?,
         };
-        if width > 1 && sampling.temperature == 0.0 && !args.sampling.is_greedy() {
+        if width > 1 && sampling.temperature == 0.0 && !flags.is_greedy() {
             // The model recommends greedy decoding, with which all replies would be the same.
             sampling.temperature = 1.0;
         }
-        if beams.is_none() && (is_chat || args.sampling.is_given() || !model.sampling.model.is_empty()) {
-            log::note(&format!("[{}]", chain_text(&args.sampling, &sampling, &model)?));
+        if beams.is_none() && (is_chat || flags.is_given() || !model.sampling.model.is_empty()) {
+            log::note(&format!("[{}]", chain_text(flags, &sampling, &model)?));
         }
         let plan = plan_reply(tools.as_ref(), grammar.as_ref(), &model)?;
         if tools.is_some() {
@@ -198,7 +198,7 @@ pub(crate) fn run(
             drafters,
         })
     };
-    let mut answerer = open(&path)?;
+    let mut answerer = open(&path, &args.sampling)?;
     if let Some(prompt) = prompt {
         let prompt = args.prompt.for_model(prompt, &answerer.model)?;
         return match answerer.answer(&prompt, output)?.interrupted {
@@ -216,23 +216,30 @@ pub(crate) fn run(
         match hub.resolve(Some(&name)) {
             Ok(other) => {
                 drop(answerer);
-                let opened = open(&other).and_then(|answerer| check_chat(&answerer.model).map(|()| answerer));
+                let opened =
+                    open(&other, &chat.sampling).and_then(|answerer| check_chat(&answerer.model).map(|()| answerer));
                 answerer = match opened {
                     Ok(answerer) => {
                         path = other;
                         answerer
                     }
                     Err(error) => {
-                        log::note(&format!("could not change the model: {error:#}"));
-                        open(&path)?
+                        say_unchanged(&error);
+                        open(&path, &chat.sampling)?
                     }
                 };
                 (answerer.max_tokens, answerer.speculate) = (max_tokens, speculate);
             }
-            Err(error) => log::note(&format!("could not change the model: {error:#}")),
+            Err(error) => say_unchanged(&error),
         }
     }
     Ok(())
+}
+
+/// Says why a chat goes on with its model.
+fn say_unchanged(error: &Error) {
+    let error = without_os_codes(&format!("{error:#}"));
+    log::note(&format!("error: the chat goes on with its model: {error}"));
 }
 
 /// Rejects a model that cannot chat.

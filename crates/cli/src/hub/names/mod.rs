@@ -84,7 +84,7 @@ impl Hub {
     fn unknown(&self, name: &str) -> Error {
         let advice = match self.similar_name(name) {
             Some(similar) => format!("did you mean {similar}?"),
-            None => "`pellucid models` shows the names, `pellucid pull OWNER/REPO` downloads another model".to_owned(),
+            None => "`pellucid models` shows the names, and OWNER/REPO is a model of the hub".to_owned(),
         };
         let what = if is_gguf(name) || Path::new(name).is_absolute() || name.starts_with('.') {
             format!("there is no file `{name}`")

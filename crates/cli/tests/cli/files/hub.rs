@@ -529,7 +529,7 @@ fn names_that_mean_nothing_are_told_where_they_were_looked_for() {
     let home = Home::new();
     for command in ["inspect", "tokenize"] {
         let ran = home.run(&[command, "nothing-here"]);
-        for word in ["`nothing-here`", home.path().to_str().unwrap(), "pellucid models", "pellucid pull"] {
+        for word in ["`nothing-here`", home.path().to_str().unwrap(), "pellucid models", "OWNER/REPO"] {
             assert!(ran.usage().contains(word), "{word}: {ran:?}");
         }
     }

@@ -13,6 +13,8 @@ pub(super) enum ChatCommand {
     New,
     /// Show the instructions, or replace them; an empty text removes them.
     System(Option<String>),
+    /// List the options and their values.
+    Options,
     /// Change an option: name and value.
     Set(String, String),
     /// Show the model, the settings and the size of the conversation.
@@ -32,10 +34,10 @@ pub(super) enum ChatCommand {
 /// Names of a command, its arguments, and what it does.
 const COMMANDS: [(&[&str], &str, &str); 12] = [
     (&["help", "?"], "", "this list"),
-    (&["set"], "NAME VALUE", "change an option, such as temperature 0.5 or speculate off"),
+    (&["set"], "[NAME VALUE]", "change an option, such as temperature 0.5, or list them"),
     (&["system"], "[TEXT]", "show or replace the instructions; \"\" removes them"),
     (&["show"], "", "model, settings and size of the conversation"),
-    (&["regen", "regenerate"], "", "answer the last message again, with the next seed"),
+    (&["regen", "regenerate"], "", "answer again, with the next seed"),
     (&["undo"], "", "forget the last message and its reply"),
     (&["explain"], "[TOKENS]", "show how each token of the last reply was chosen"),
     (&["new", "clear"], "", "start over"),
@@ -45,12 +47,14 @@ const COMMANDS: [(&[&str], &str, &str); 12] = [
     (&["exit", "quit", "bye"], "", "end the chat, like Ctrl-D"),
 ];
 
-/// Returns the help text: every command, then how to write long messages.
+/// Returns the help text: every command with its other names, then how to write long messages.
 pub(super) fn help() -> String {
     let mut text = String::new();
     for (names, arguments, meaning) in COMMANDS {
         let usage = format!("/{} {arguments}", names[0]);
-        text += &format!("  {:<18} {meaning}\n", usage.trim_end());
+        let others: Vec<String> = names[1..].iter().map(|name| format!("/{name}")).collect();
+        let also = if others.is_empty() { String::new() } else { format!(" (also {})", others.join(", ")) };
+        text += &format!("  {:<18} {meaning}{also}\n", usage.trim_end());
     }
     text += "  Ctrl-C             stop a reply and keep what is there\n";
     text += "Several lines: begin and end with \"\"\", or end a line with \\.\n";
@@ -73,6 +77,7 @@ fn read(word: &str, argument: &str) -> Result<ChatCommand, String> {
     let file = || given.as_ref().map(PathBuf::from).ok_or_else(usage);
     let command = match names[0] {
         "system" => ChatCommand::System(given.map(|text| if text == "\"\"" { String::new() } else { text })),
+        "set" if given.is_none() => ChatCommand::Options,
         "set" => {
             let (name, value) = argument.split_once(char::is_whitespace).ok_or_else(usage)?;
             ChatCommand::Set(name.to_owned(), value.trim().to_owned())
@@ -122,7 +127,8 @@ mod tests {
         assert_eq!(read("/bye"), Ok(Some(ChatCommand::Exit)));
         assert_eq!(read("/save a b.json"), Ok(Some(ChatCommand::Save("a b.json".into()))));
         assert_eq!(read("/explain 0"), Err("expected /explain [TOKENS]".into()));
-        assert_eq!(read("/set top-p"), Err("expected /set NAME VALUE".into()));
+        assert_eq!(read("/set"), Ok(Some(ChatCommand::Options)));
+        assert_eq!(read("/set top-p"), Err("expected /set [NAME VALUE]".into()));
         assert_eq!(read("/undo twice"), Err("/undo takes no argument, found twice".into()));
     }
 
@@ -138,6 +144,10 @@ mod tests {
     fn the_help_names_every_command_in_80_columns() {
         let help = help();
         assert!(COMMANDS.iter().all(|(names, ..)| help.contains(&format!("  /{}", names[0]))));
+        assert!(
+            COMMANDS.iter().flat_map(|(names, ..)| *names).all(|name| help.contains(&format!("/{name}"))),
+            "{help}"
+        );
         assert!(help.lines().all(|line| line.chars().count() <= 80), "{help}");
     }
 }

@@ -8,15 +8,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use pellucid_generate::Finish;
-use pellucid_sampling::OPTIONS;
+use pellucid_sampling::{Preset, SamplingParams};
 
 use super::answer::{Answer, Answerer, DEFAULT_MAX_TOKENS};
 use crate::commands::explain::{Explanation, Limit};
 use crate::flags::json_file;
 use crate::flags::prompt::Prompt;
-use crate::flags::sampling::SamplingArgs;
+use crate::flags::sampling::{SamplingArgs, listed, wrapped};
 use crate::flags::speculation::drafters_text;
 use crate::flags::usage_error::without_os_codes;
+use crate::terminal::cells::one_line;
 use crate::terminal::format::grouped;
 use crate::terminal::log::note as say;
 use crate::terminal::output::{Output, is_output_error};
@@ -32,7 +33,8 @@ const CANDIDATES: usize = 8;
 pub(super) struct Chat {
     input: Input,
     conversation: Conversation,
-    sampling: SamplingArgs,
+    /// The sampling flags with the changes by `/set`.
+    pub(super) sampling: SamplingArgs,
     /// The file of the last `/save` or `/load`, which `/save` may write again.
     file: Option<PathBuf>,
 }
@@ -99,10 +101,17 @@ fn report(done: Result<()>) -> Result<()> {
     }
 }
 
+/// Returns the names of the options that `/set` changes, and the values of those that are no numbers.
+fn options() -> String {
+    let names: Vec<&str> = ["max-tokens", "speculate"].into_iter().chain(SamplingArgs::names()).collect();
+    let presets = listed(&Preset::ALL.map(Preset::name), "or");
+    format!("{}\nspeculate is on or off; preset is {presets}", wrapped(&names.join(", "), 80))
+}
+
 /// Rejects the name of an option that does not exist and is close to one that does.
 fn check_option(name: &str) -> Result<()> {
     let name = name.trim_start_matches('-').replace('_', "-");
-    let known = || OPTIONS.iter().map(|option| option.flag()).chain(["max-tokens", "preset", "speculate"]);
+    let known = || SamplingArgs::names().chain(["max-tokens", "speculate"]);
     match spelling::closest(&name, known()) {
         Some(close) if !known().any(|known| known == name) => {
             bail!("there is no option {name}: did you mean {close}?")
@@ -186,6 +195,7 @@ impl Session<'_, '_> {
                 self.chat.conversation.system = (!text.is_empty()).then_some(text);
                 say("(the instructions apply from the next message on)");
             }
+            ChatCommand::Options => say(&options()),
             ChatCommand::Set(name, value) => self.set(&name, &value)?,
             ChatCommand::Show | ChatCommand::Model(_) => say(&self.describe()?),
             ChatCommand::Regenerate => self.regenerate(output)?,
@@ -216,7 +226,10 @@ impl Session<'_, '_> {
             check_option(name)?;
             let sampling = self.chat.sampling.changed(name, value)?;
             let model = &self.answerer.model;
-            self.answerer.sampling = sampling.params(&model.tokenizer, &model.sampling)?;
+            let params = sampling.params(&model.tokenizer, &model.sampling)?;
+            // Only `/set seed` sets back what `/regen` has counted up.
+            let seed = if name.trim_start_matches('-') == "seed" { params.seed } else { self.answerer.sampling.seed };
+            self.answerer.sampling = SamplingParams { seed, ..params };
             self.chat.sampling = sampling;
         }
         say(&format!("(from the next reply on: {})", self.settings()?));
@@ -241,6 +254,11 @@ impl Session<'_, '_> {
         let mut text = super::chain_text(&self.chat.sampling, &self.answerer.sampling, &self.answerer.model)?;
         if self.answerer.sampling.temperature > 0.0 {
             text += &format!(", seed {}", self.answerer.sampling.seed);
+        }
+        if !self.answerer.sampling.stop_ids.is_empty() {
+            let text_of = |&id: &u32| format!("\"{}\"", one_line(&self.answerer.model.tokenizer.decode(&[id], false)));
+            let tokens: Vec<String> = self.answerer.sampling.stop_ids.iter().map(text_of).collect();
+            text += &format!(", stop-token {}", tokens.join(" "));
         }
         text += &format!(", max-tokens {}", self.answerer.max_tokens.unwrap_or(DEFAULT_MAX_TOKENS));
         if !self.answerer.drafters.is_off() {
@@ -328,7 +346,8 @@ impl Session<'_, '_> {
     }
 
     fn load(&mut self, file: &Path) -> Result<()> {
-        let loaded = Conversation::from_json(&json_file::read(file)?).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+        let loaded =
+            Conversation::from_json(&json_file::read(file)?).map_err(|error| anyhow!("{}: {error}", file.display()))?;
         self.chat.conversation = loaded;
         self.last = None;
         self.chat.file = Some(file.to_owned());
