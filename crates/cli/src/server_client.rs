@@ -26,8 +26,8 @@ pub(crate) struct ServerArgs {
     #[arg(long, verbatim_doc_comment, value_name = "URL")]
     url: Option<String>,
 
-    /// Key of the server (prefer PELLUCID_API_KEY: other users of the
-    /// machine can see flags)
+    /// Key of the server; prefer PELLUCID_API_KEY, because
+    /// other users of the machine can see flags
     #[arg(long, verbatim_doc_comment, value_name = "KEY")]
     api_key: Option<String>,
 }

@@ -2,10 +2,11 @@
 
 use crate::hub::{Format, Hub, Manifest};
 use crate::terminal::format::bytes_text;
+use crate::terminal::log;
 use crate::terminal::output::Output;
 use anyhow::Result;
 use serde_json::json;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
 
 /// Show the models on this machine: name, size, format, date and path
@@ -26,12 +27,9 @@ pub(crate) fn run(args: &ListArgs, hub: &Hub, output: &mut Output) -> Result<()>
         let models: Vec<_> = pulled.chain(names.iter().map(|(name, path)| name_json(name, path))).collect();
         return Ok(output.write_json(&models)?);
     }
-    if manifests.is_empty() && names.is_empty() && std::io::stderr().is_terminal() {
-        let _ = writeln!(
-            std::io::stderr(),
-            "no models in {} yet; `pellucid models` shows what to pull",
-            hub.store.root().display()
-        );
+    if manifests.is_empty() && names.is_empty() {
+        let store = hub.store.root().display();
+        log::note(&format!("no models in {store} yet; `pellucid models` shows what to pull"));
     }
     for manifest in &manifests {
         let damaged = if hub.store.damage(manifest).is_some() { "  (damaged: pull it again)" } else { "" };

@@ -76,7 +76,11 @@ impl GuardArgs {
             let what = || format!("--guard-patterns {}", path.display());
             let text = text_file::read(path).context("--guard-patterns")?;
             let guard = PatternGuard::parse(&text).with_context(what).or_usage()?;
-            open.notes.push(format!("guard: {} patterns of {}", guard.num_patterns(), path.display()));
+            let patterns = match guard.num_patterns() {
+                1 => "1 pattern".to_owned(),
+                count => format!("{count} patterns"),
+            };
+            open.notes.push(format!("guard: {patterns} of {}", path.display()));
             open.fingerprint += &format!("patterns {text}\0");
             guards.push(Arc::new(guard));
         }

@@ -359,6 +359,7 @@ fn guards_decide_which_tokens_are_explained() {
     std::fs::write(&file, "hi\n").unwrap();
     let ran = home.run(&[&base[..], &guard].concat());
     assert!(ran.stdout.is_empty() && ran.stderr.contains("the prompt was blocked by the guard patterns"), "{ran:?}");
+    assert!(ran.stderr.contains("[guard: 1 pattern of "), "{ran:?}");
 }
 
 #[test]

@@ -71,6 +71,9 @@ fn a_folder_is_served_and_its_models_are_listed_and_stopped() {
     assert_eq!(states(&home, &url), [state("alpha", "unloaded"), state("beta", "ready")]);
     let table = home.run(&["ps", "--url", &url, "--api-key", "a-long-secret"]);
     assert!(table.ok().starts_with("NAME ") && table.ok().contains("beta   ready"), "{table:?}");
+    let row = |name: &str| table.ok().lines().find(|line| line.starts_with(name)).unwrap().split_whitespace().nth(2);
+    assert_eq!(row("alpha"), Some("-"), "it takes no memory: {table:?}");
+    assert_ne!(row("beta"), Some("-"), "{table:?}");
     let stopped = home.run(&["stop", "beta", "--url", &url, "--api-key", "a-long-secret"]);
     assert_eq!(stopped.ok(), "beta is unloaded\n");
     assert_eq!(states(&home, &url), [state("alpha", "unloaded"), state("beta", "unloaded")]);

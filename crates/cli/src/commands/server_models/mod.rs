@@ -56,7 +56,9 @@ pub(crate) fn ps(args: &PsArgs, variables: &ServerVariables, output: &mut Output
             Some(part) => format!("{} {:.0}%", text(&status["state"]), part * 100.0),
             None => text(&status["state"]),
         };
-        let memory = status["memory_bytes"].as_u64().map_or_else(|| "-".to_owned(), bytes_text);
+        // For a model that is not loaded, the server says how much memory it would take.
+        let memory = status["memory_bytes"].as_u64().filter(|_| status["state"] != "unloaded");
+        let memory = memory.map_or_else(|| "-".to_owned(), bytes_text);
         let requests = status["requests"].as_u64().map_or_else(|| "-".to_owned(), |count| count.to_string());
         let (name, expires, device) = (text(&card["id"]), expires(&status["expires_at"]), text(&status["device"]));
         writeln!(output, "{name:width$}  {state:10}  {memory:>9}  {requests:>8}  {expires:>9}  {device}")?;

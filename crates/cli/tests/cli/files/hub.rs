@@ -534,7 +534,8 @@ fn names_that_mean_nothing_are_told_where_they_were_looked_for() {
         }
     }
     assert!(home.run(&["rm", "smollm2"]).usage().contains("there are: none"));
-    assert_eq!(home.run(&["list"]).ok(), "");
+    let empty = home.run(&["list"]);
+    assert!(empty.ok().is_empty() && empty.stderr.starts_with("no models in "), "{empty:?}");
     assert_eq!(home.run(&["list", "--json"]).ok(), "[]\n");
 }
 
