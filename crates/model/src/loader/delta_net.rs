@@ -108,8 +108,8 @@ impl Loader<'_> {
     }
 
     /// Loads a matrix of `total` rows which, like those of its bias, belong to two maps: `parts` returns the rows of
-    /// each, in its order. It is called once the file is known to have that many: a damaged configuration names more
-    /// than fit into memory.
+    /// each, in its order. It is called once the file is known to have `total` rows: those that a damaged configuration
+    /// names may not fit into memory.
     pub(super) fn parts(
         &mut self,
         path: ModulePath,

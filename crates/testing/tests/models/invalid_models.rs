@@ -122,8 +122,12 @@ fn invalid_settings_are_rejected_by_name() {
             "deepseek3",
             "huge-queries",
             |c| {
-                ["num_attention_heads", "num_key_value_heads"].map(|key| c[key] = json!(1 << 24));
-                ["qk_nope_head_dim", "qk_head_dim"].map(|key| c[key] = json!(1 << 20));
+                for key in ["num_attention_heads", "num_key_value_heads"] {
+                    c[key] = json!(1 << 24);
+                }
+                for key in ["qk_nope_head_dim", "qk_head_dim"] {
+                    c[key] = json!(1 << 20);
+                }
             },
             &["q_b_proj"],
         ),
