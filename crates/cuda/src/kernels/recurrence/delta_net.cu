@@ -32,96 +32,82 @@ struct DeltaNet {
 
 // Added to the square of a length before its root is taken.
 static const float LENGTH_EPS = 1e-6f;
-// Values of a head that a lane has.
-static const u32 HEAD_VALUES = 8;
 
 DEVICE u32 num_channels(const DeltaNet& d) {
     return 2 * d.num_key_heads * d.key_size + d.num_value_heads * d.value_size;
 }
 
-// Convolves the channels of a vector of `size` values from channel `first` on: value i goes to lane i % 32.
-DEVICE void convolve_vector(float (&x)[HEAD_VALUES], const DeltaNet& d, const Sequence& s, u32 first, u32 size, u32 t) {
-    u32 channels = num_channels(d);
-#pragma unroll
-    for (u32 k = 0; k < HEAD_VALUES; k++) {
-        u32 i = k * 32 + threadIdx.x % 32, channel = first + i;
-        auto input = [&](u32 t) { return d.projected[(u64)(s.first_row + t) * channels + channel]; };
-        x[k] = i < size ? silu(convolved(s, d.taps, d.num_taps, channels, channel, t, 0.0f, input)) : 0.0f;
-    }
-}
-
-DEVICE void save_vector(const DeltaNet& d, const Sequence& s, u32 first, u32 size) {
-    u32 channels = num_channels(d);
-#pragma unroll 1
-    for (u32 i = threadIdx.x % 32; i < size; i += 32) {
-        auto input = [&](u32 t) { return d.projected[(u64)(s.first_row + t) * channels + first + i]; };
-        save_inputs(d.states, s, d.num_taps, channels, first + i, input);
-    }
-}
-
-DEVICE float dot_product(const float (&x)[HEAD_VALUES], const float (&y)[HEAD_VALUES]) {
-    float sum = 0.0f;
-#pragma unroll
-    for (u32 k = 0; k < HEAD_VALUES; k++) sum = __fmaf_rn(x[k], y[k], sum);
-    return warp_sum(sum);
-}
-
-DEVICE void write_vector(const float (&x)[HEAD_VALUES], float* to, u32 size, float factor) {
-#pragma unroll
-    for (u32 k = 0; k < HEAD_VALUES; k++) {
-        u32 i = k * 32 + threadIdx.x % 32;
-        if (i < size) to[i] = __fmul_rn(x[k], factor);
-    }
-}
-
-// A warp for the query and key of a key head, or for the value and the factors of a value head, of a run of rows.
-// blockIdx: x = heads, y = run, z = sequence.
-KERNEL void __launch_bounds__(128) delta_convolve(DeltaNet d) {
+// A block for the query and key of a key head, or for the value and the factors of a value head, of a run of rows; a
+// thread has one channel of each. The code is kept short: between two layers it leaves the caches, and fetching it
+// takes longer than the arithmetic of a row. blockIdx: x = heads, y = run, z = sequence.
+KERNEL void __launch_bounds__(256) delta_convolve(DeltaNet d) {
+    __shared__ float sums[3][8];
     begin();
     Sequence s = sequence_of(d.states, blockIdx.z);
-    u32 head = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, start = blockIdx.y * CONVOLVED_RUN;
-    if (head >= d.num_key_heads + d.num_value_heads || start >= s.num_rows) return;
+    u32 head = blockIdx.x, i = threadIdx.x, start = blockIdx.y * CONVOLVED_RUN;
+    if (start >= s.num_rows) return;
     u32 end = min(start + CONVOLVED_RUN, s.num_rows), channels = num_channels(d);
     u32 keys = d.num_key_heads * d.key_size, per_key = d.num_value_heads / d.num_key_heads;
-    if (head < d.num_key_heads) {
-        u32 first = head * d.key_size;
-        for (u32 t = start; t < end; t++) {
-            float query[HEAD_VALUES], key[HEAD_VALUES];
-            convolve_vector(query, d, s, first, d.key_size, t);
-            convolve_vector(key, d, s, keys + first, d.key_size, t);
-            float query_length = __fsqrt_rn(__fadd_rn(dot_product(query, query), LENGTH_EPS));
-            float key_length = __fsqrt_rn(__fadd_rn(dot_product(key, key), LENGTH_EPS));
-            float query_factor = __fdiv_rn(__fdiv_rn(1.0f, __fsqrt_rn((float)d.key_size)), query_length);
-            float key_factor = __fdiv_rn(1.0f, key_length);
-            u64 row = s.first_row + t;
-            write_vector(query, d.rows + row * channels + first, d.key_size, query_factor);
-            write_vector(key, d.rows + row * channels + keys + first, d.key_size, key_factor);
-            float both = __fmul_rn(__fmul_rn(dot_product(query, key), query_factor), key_factor);
-            for (u32 i = lane; i < per_key; i += 32) {
-                u32 value_head = d.is_tiled ? i * d.num_key_heads + head : head * per_key + i;
+    bool is_value = head >= d.num_key_heads;
+    if (is_value) head -= d.num_key_heads;
+    // Channels of a query and of its key have a distance of `keys`.
+    u32 size = is_value ? d.value_size : d.key_size, num_vectors = is_value ? 1 : 2;
+    u32 first = (is_value ? 2 * keys : 0) + head * size + i;
+    bool has = i < size;
+#pragma unroll 1
+    for (u32 t = start; t < end; t++) {
+        float x[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (u32 v = 0; v < 2; v++) {
+            u32 channel = first + v * keys;
+            auto input = [&](u32 t) { return d.projected[(u64)(s.first_row + t) * channels + channel]; };
+            if (has && v < num_vectors)
+                x[v] = silu(convolved(s, d.taps, d.num_taps, channels, channel, t, 0.0f, input));
+        }
+        u64 row = s.first_row + t;
+        if (!is_value) {
+            float total[3] = {__fmul_rn(x[0], x[0]), __fmul_rn(x[1], x[1]), __fmul_rn(x[0], x[1])};
+#pragma unroll
+            for (u32 j = 0; j < 3; j++) {
+                total[j] = warp_sum(total[j]);
+                if (i % 32 == 0) sums[j][i / 32] = total[j];
+                total[j] = 0.0f;
+            }
+            __syncthreads();
+#pragma unroll 1
+            for (u32 warp = 0; warp < blockDim.x / 32; warp++)
+#pragma unroll
+                for (u32 j = 0; j < 3; j++) total[j] = __fadd_rn(total[j], sums[j][warp]);
+            __syncthreads();
+            float factor[2];
+#pragma unroll 1
+            for (u32 v = 0; v < 2; v++)
+                factor[v] = __fdiv_rn(v == 0 ? __fdiv_rn(1.0f, __fsqrt_rn((float)size)) : 1.0f,
+                    __fsqrt_rn(__fadd_rn(v == 0 ? total[0] : total[1], LENGTH_EPS)));
+            x[0] = __fmul_rn(x[0], factor[0]);
+            x[1] = __fmul_rn(x[1], factor[1]);
+            float both = __fmul_rn(__fmul_rn(total[2], factor[0]), factor[1]);
+#pragma unroll 1
+            for (u32 j = i; j < per_key; j += blockDim.x) {
+                u32 value_head = d.is_tiled ? j * d.num_key_heads + head : head * per_key + j;
                 d.factors[(row * d.num_value_heads + value_head) * 4 + 2] = both;
             }
-        }
-        if (start == 0) {
-            save_vector(d, s, first, d.key_size);
-            save_vector(d, s, keys + first, d.key_size);
-        }
-        return;
-    }
-    head -= d.num_key_heads;
-    u32 first = 2 * keys + head * d.value_size;
-    for (u32 t = start; t < end; t++) {
-        float value[HEAD_VALUES];
-        convolve_vector(value, d, s, first, d.value_size, t);
-        u64 row = s.first_row + t, at = row * d.num_value_heads + head;
-        write_vector(value, d.rows + row * channels + first, d.value_size, 1.0f);
-        if (lane == 0) {
+        } else if (i == 0) {
+            u64 at = row * d.num_value_heads + head;
             float time_step = softplus(__fadd_rn(d.time_step[at], d.time_bias[head]));
             d.factors[at * 4] = expf(__fmul_rn(d.decay[head], time_step));
             d.factors[at * 4 + 1] = __fdiv_rn(1.0f, __fadd_rn(1.0f, expf(-d.beta[at])));
         }
+        if (has) d.rows[row * channels + first] = x[0];
+        if (has && !is_value) d.rows[row * channels + keys + first] = x[1];
     }
-    if (start == 0) save_vector(d, s, first, d.value_size);
+    if (start > 0 || !has) return;
+#pragma unroll 1
+    for (u32 v = 0; v < num_vectors; v++) {
+        u32 channel = first + v * keys;
+        auto input = [&](u32 t) { return d.projected[(u64)(s.first_row + t) * channels + channel]; };
+        save_inputs(d.states, s, d.num_taps, channels, channel, input);
+    }
 }
 
 // blockIdx: x = columns, y = value head, z = sequence.
@@ -185,6 +171,9 @@ DEVICE void delta_scan(const DeltaNet& d) {
 KERNEL void __launch_bounds__(128, 2) delta_scan_128(DeltaNet d) { delta_scan<8>(d); }
 KERNEL void __launch_bounds__(128, 6) delta_scan_many_128(DeltaNet d) { delta_scan<8>(d); }
 KERNEL void __launch_bounds__(128, 2) delta_scan_256(DeltaNet d) { delta_scan<16>(d); }
+
+// Values of a head that a lane has.
+static const u32 HEAD_VALUES = 8;
 
 struct DeltaNorm {
     float* x;             // [rows][heads * size], in place

@@ -9,9 +9,6 @@ use crate::kernels::Operand;
 pub(crate) const KERNELS: &[&str] =
     &["delta_convolve", "delta_scan_128", "delta_scan_many_128", "delta_scan_256", "delta_norm"];
 
-/// Heads whose vectors a block of the convolution takes, a warp each.
-const HEADS_A_BLOCK: u32 = 4;
-
 /// `DeltaNet` of delta_net.cu.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -38,9 +35,9 @@ impl DeltaNetParameter {
     /// Launches the convolution and the recurrence of sequences of at most `num_runs` runs of rows.
     pub(crate) fn launch(&self, device: &Device, num_runs: u32) -> Result<(), Error> {
         let num_sequences = self.states.num_sequences;
-        let heads = (self.num_key_heads + self.num_value_heads).div_ceil(HEADS_A_BLOCK);
-        let blocks = [heads, num_runs, num_sequences];
-        device.launch("delta_convolve", Grid { blocks, threads: 32 * HEADS_A_BLOCK, shared_bytes: 0 }, self)?;
+        let blocks = [self.num_key_heads + self.num_value_heads, num_runs, num_sequences];
+        let threads = self.key_size.max(self.value_size).next_multiple_of(32);
+        device.launch("delta_convolve", Grid { blocks, threads, shared_bytes: 0 }, self)?;
         let blocks = [self.value_size.div_ceil(COLUMNS), self.num_value_heads, num_sequences];
         let kernel = match self.key_size <= SMALL_MATRIX {
             true if has_many_blocks(device, blocks) => "delta_scan_many_128",
