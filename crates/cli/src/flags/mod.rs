@@ -8,16 +8,14 @@ pub(crate) mod chat_template;
 pub(crate) mod command_line;
 pub(crate) mod compute;
 mod files;
-pub(crate) mod grammar;
 pub(crate) mod guard;
 pub(crate) mod prompt;
 pub(crate) mod ranks;
+mod reply;
 pub(crate) mod sampling;
 pub(crate) mod setting_layers;
 pub(crate) mod speculation;
-pub(crate) mod stop;
-pub(crate) mod thinking;
-pub(crate) mod tools;
 pub(crate) mod usage_error;
 
 pub(crate) use files::{json_file, text_file, toml_file};
+pub(crate) use reply::{grammar, stop, thinking, tools};

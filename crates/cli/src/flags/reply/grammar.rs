@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use pellucid_generate::GrammarSource;
 
-use super::{json_file, text_file};
+use crate::flags::{json_file, text_file};
 
 /// The grammar of a reply; at most one of these.
 #[derive(Debug, Clone, Default, clap::Args)]

@@ -4,8 +4,8 @@ use anyhow::{Result, anyhow};
 use pellucid_generate::{ChatPrompt, EncodedChat, LoadedModel, PromptRequest, REASONING_EFFORTS, ReplyPlan};
 use serde_json::{Map, Value};
 
-use super::prompt::Prompt;
-use super::usage_error::{OrUsage, bail_usage};
+use crate::flags::prompt::Prompt;
+use crate::flags::usage_error::{OrUsage, bail_usage};
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct ThinkingArgs {

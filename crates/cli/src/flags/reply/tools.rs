@@ -7,8 +7,8 @@ use pellucid_engine::TenantId;
 use pellucid_generate::{GrammarError, GrammarSource, LoadedModel, ReplyPlan, Tool, ToolChoice, ToolRules};
 use serde_json::{Map, Value};
 
-use super::json_file;
-use super::usage_error::{OrUsage, UsageError, bail_usage};
+use crate::flags::json_file;
+use crate::flags::usage_error::{OrUsage, UsageError, bail_usage};
 use crate::terminal::{format, log};
 
 /// The tools that a reply may call.
