@@ -102,7 +102,7 @@ fn a_model_that_does_not_fit_is_refused_with_the_numbers() {
     assert_eq!((status, &refused["error"]["code"]), (503, &"model_does_not_fit".into()), "{refused}");
     let message = refused["error"]["message"].as_str().unwrap();
     assert!(
-        message.contains("needs ") && message.contains("of the 1.0 kB for all models, 0.0 kB are in use"),
+        message.contains("can never be loaded: it needs ") && message.contains("--max-memory allows 1.0 kB for all"),
         "{message}"
     );
     served.terminate();
