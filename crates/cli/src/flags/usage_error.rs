@@ -127,8 +127,8 @@ pub(crate) fn exit_with(error: &clap::Error) -> ! {
 const SEVERAL_REPLIES: [&str; 6] =
     ["--choices", "--best-of", "--beams", "--beams-returned", "--length-penalty", "--early-stopping"];
 
-/// Returns what to write instead of the parser's message: if a command line begins with a prompt or with `--model` where
-/// a command belongs, if it has a flag that belongs to another command, or a model without its flag.
+/// Returns what to write instead of the parser's message: if a command line begins with a prompt or with `--model`
+/// where a command belongs, if it has a flag that belongs to another command, or a model without its flag.
 fn advice(error: &clap::Error) -> Option<String> {
     let text = |kind| error.get(kind).map(ToString::to_string);
     match error.kind() {

@@ -368,7 +368,7 @@ fn a_reply_says_why_its_prompt_was_not_cached_and_where_the_time_went() {
     assert_eq!(
         foreign["cache_misses"][0],
         json!({ "reused_tokens": 0, "reason": "new",
-        "sentence": "no cached prompt goes on after 0 tokens" })
+        "sentence": "no prompt with this beginning is cached" })
     );
     let salted = ask("key-of-a", "then this end, which is long enough to fill whole blocks", ",\"cache_salt\":\"s\"");
     assert_eq!(salted["cache_misses"][0]["reason"], "other_salt");
