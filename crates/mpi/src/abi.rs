@@ -3,6 +3,7 @@
 //! Handles are pointers whose predefined values are small numbers; counts are C integers. [`Library::open`] checks the
 //! version of the ABI before any other function is called.
 
+use std::error::Error as _;
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr;
 
@@ -80,7 +81,8 @@ impl Library {
             // SAFETY: opening a library runs its initialisers; those of MPI libraries have no preconditions.
             match unsafe { SharedObject::new(name) } {
                 Ok(shared) => return Library::of(Box::leak(Box::new(shared)), name),
-                Err(error) => tried.push(error.to_string()),
+                // The source has the system's own words, with the name.
+                Err(error) => tried.push(error.source().map_or_else(|| error.to_string(), ToString::to_string)),
             }
         }
         Err(Error::NoLibrary { tried })
