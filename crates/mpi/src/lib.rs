@@ -3,8 +3,8 @@
 //! The library is `libmpi_abi.so.1`, the standard ABI of MPI 5, which MPICH and Intel MPI have: it is opened at run
 //! time, and nothing of MPI is needed to build. Fifteen functions are used.
 //!
-//! - [`abi`]: the functions, their types and constants, as the standard defines them.
-//! - [`world`]: all processes of a job, and the operations between them, each with a time limit.
+//! - `abi`: the functions, their types and constants, as the standard defines them.
+//! - `world`: all processes of a job, and the operations between them, each with a time limit.
 
 #![warn(clippy::print_stdout, clippy::print_stderr)]
 
