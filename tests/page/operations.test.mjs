@@ -25,11 +25,14 @@ async function startPaused(page) {
         socket.onopen = () => {
           socket.send(JSON.stringify({ model: "tiny", messages, ignore_eos: true, max_tokens: 3900 }));
         };
-        // Paused at its first token: a request that was paused before its first step does not count as running.
-        let hasBegun = false;
+        // Paused at its first text: a request that was paused before its first step does not count as running, and a
+        // message without text comes before that step.
+        let isSent = false;
         socket.onmessage = ({ data }) => {
-          if (!hasBegun) socket.send(JSON.stringify({ type: "pause" }));
-          hasBegun = true;
+          if (!isSent && JSON.parse(data).choices?.[0]?.delta?.content) {
+            socket.send(JSON.stringify({ type: "pause" }));
+            isSent = true;
+          }
           window.last = data;
           if (data.includes('"paused"')) paused();
         };
