@@ -25,7 +25,7 @@ pub enum Activation {
     GeluTanh,
     /// gpt-oss, for gates alone: `x * sigmoid(1.702 x) * (up + 1)`, with x at most 7 and up from -7 to 7.
     ClampedSwiglu,
-    /// max(x, 0)^2. Needs [`Extension::SquaredRelu`].
+    /// max(x, 0)^2. Needs [`Extension::SquaredRelu`](crate::Extension::SquaredRelu).
     SquaredRelu,
 }
 
@@ -68,7 +68,7 @@ pub struct StateSave {
 }
 
 /// Arguments of [`Backend::short_convolution`](crate::Backend::short_convolution). Needs
-/// [`Extension::ShortConvolution`].
+/// [`Extension::ShortConvolution`](crate::Extension::ShortConvolution).
 #[derive(Debug)]
 pub struct ShortConvolution<'a> {
     /// `[rows][3 * channels]`: the gate of the input, the gate of the output, and the input.
@@ -138,7 +138,8 @@ impl ValueHeadOrder {
     }
 }
 
-/// Arguments of [`Backend::delta_net`](crate::Backend::delta_net). Needs [`Extension::DeltaNet`].
+/// Arguments of [`Backend::delta_net`](crate::Backend::delta_net). Needs
+/// [`Extension::DeltaNet`](crate::Extension::DeltaNet).
 #[derive(Debug)]
 pub struct DeltaNet<'a> {
     pub shape: DeltaNetShape,
@@ -222,7 +223,7 @@ pub enum Values<'a> {
     /// Rows to store: `[rows][kv heads * head_size]`.
     Rows(&'a Tensor),
     /// The values of each key from index `first` on. Nothing but keys is stored, and a head of the output has
-    /// `head_size - first` values. Needs [`Extension::LatentAttention`].
+    /// `head_size - first` values. Needs [`Extension::LatentAttention`](crate::Extension::LatentAttention).
     InKeys { first: usize },
 }
 
@@ -250,7 +251,8 @@ pub struct Attend<'a> {
     pub scale: f32,
     pub soft_cap: Option<f32>,
     pub window: Option<usize>,
-    /// A score for each head that takes part in its softmax and has no value. Needs [`Extension::AttentionSinks`].
+    /// A score for each head that takes part in its softmax and has no value. Needs
+    /// [`Extension::AttentionSinks`](crate::Extension::AttentionSinks).
     pub sinks: Option<&'a Tensor>,
 }
 
@@ -392,66 +394,6 @@ pub struct GatedMlpCall<'a> {
     pub adds_to_stream: bool,
 }
 
-/// An operation that not every backend has. A model that needs one is refused when it is loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extension {
-    /// [`Attend::sinks`].
-    AttentionSinks,
-    /// [`Activation::ClampedSwiglu`].
-    ClampedSwiglu,
-    /// Experts whose linear maps have biases.
-    ExpertBiases,
-    /// [`Scoring::Sigmoid`], with everything else that [`Routing::softmax`] leaves out.
-    SigmoidRouter,
-    /// [`Backend::short_convolution`](crate::Backend::short_convolution).
-    ShortConvolution,
-    /// [`ExpertMlp::expert_scales`].
-    ExpertScales,
-    /// [`Backend::gate_by_columns`](crate::Backend::gate_by_columns).
-    LayerInputs,
-    /// [`Backend::scale`](crate::Backend::scale).
-    LayerScales,
-    /// [`Backend::delta_net`](crate::Backend::delta_net).
-    DeltaNet,
-    /// [`Backend::sigmoid_gate`](crate::Backend::sigmoid_gate).
-    SigmoidGates,
-    /// [`Values::InKeys`], [`Backend::map_heads`](crate::Backend::map_heads) and
-    /// [`Backend::join_heads`](crate::Backend::join_heads).
-    LatentAttention,
-    /// [`Backend::mamba2`](crate::Backend::mamba2).
-    Mamba2,
-    /// [`Backend::plain_expert_mlp`](crate::Backend::plain_expert_mlp).
-    PlainExperts,
-    /// [`Activation::SquaredRelu`].
-    SquaredRelu,
-    /// [`Backend::expert_gates`](crate::Backend::expert_gates) and
-    /// [`Backend::expert_sums`](crate::Backend::expert_sums).
-    SharedExperts,
-}
-
-impl Extension {
-    /// Returns its name in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Extension::AttentionSinks => "attention sinks",
-            Extension::ClampedSwiglu => "clamped SwiGLU",
-            Extension::ExpertBiases => "experts with biases",
-            Extension::SigmoidRouter => "a router with sigmoid scores",
-            Extension::ShortConvolution => "short convolutions",
-            Extension::ExpertScales => "experts with factors",
-            Extension::LayerInputs => "layers with inputs of their own",
-            Extension::LayerScales => "layers with factors",
-            Extension::DeltaNet => "gated delta nets",
-            Extension::SigmoidGates => "outputs with sigmoid gates",
-            Extension::LatentAttention => "multi-head latent attention",
-            Extension::Mamba2 => "Mamba-2 layers",
-            Extension::PlainExperts => "experts without gates",
-            Extension::SquaredRelu => "squared ReLU",
-            Extension::SharedExperts => "experts that ranks share out",
-        }
-    }
-}
-
 /// How a router's logits become scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scoring {
@@ -491,9 +433,11 @@ pub struct ExpertMlp<'a, Expert = GatedMlp> {
     /// `[rows][experts]`, before the softmax.
     pub router_logits: &'a Tensor,
     pub routing: Routing,
-    /// Added to the score of each expert for the selection alone. Needs [`Extension::SigmoidRouter`].
+    /// Added to the score of each expert for the selection alone. Needs
+    /// [`Extension::SigmoidRouter`](crate::Extension::SigmoidRouter).
     pub score_bias: Option<&'a Tensor>,
-    /// Factor of the weight of each expert, after weights are normalised. Needs [`Extension::ExpertScales`].
+    /// Factor of the weight of each expert, after weights are normalised. Needs
+    /// [`Extension::ExpertScales`](crate::Extension::ExpertScales).
     pub expert_scales: Option<&'a Tensor>,
     pub experts: &'a [Expert],
     pub activation: Activation,

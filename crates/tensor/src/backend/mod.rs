@@ -13,15 +13,17 @@
 //! Shapes are checked by `assert!`: a wrong shape is a mistake in `model`, never in a user's file.
 
 mod arguments;
+mod extension;
 mod mamba2;
 mod step;
 
 pub use arguments::{
-    Activation, Attend, Attention, BidirectionalAttention, DeltaNet, DeltaNetShape, ExpertMlp, Extension, GatedMlp,
-    GatedMlpCall, HeadShape, HostWeight, Input, KvLayer, Linear, Output, Pending, PlainMlp, Residual, RmsNorm, Rope,
-    RopeStyle, RotateAndStore, Routing, Scoring, SequenceSpan, ShortConvolution, StateSave, StateSpan, StoreKv,
-    ValueHeadOrder, Values,
+    Activation, Attend, Attention, BidirectionalAttention, DeltaNet, DeltaNetShape, ExpertMlp, GatedMlp, GatedMlpCall,
+    HeadShape, HostWeight, Input, KvLayer, Linear, Output, Pending, PlainMlp, Residual, RmsNorm, Rope, RopeStyle,
+    RotateAndStore, Routing, Scoring, SequenceSpan, ShortConvolution, StateSave, StateSpan, StoreKv, ValueHeadOrder,
+    Values,
 };
+pub use extension::Extension;
 pub use mamba2::{Mamba2, Mamba2Shape};
 pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSlots, TokenSource};
 
