@@ -314,15 +314,15 @@ fn a_response_that_does_not_fit_is_answered_and_not_stored() {
 fn a_long_conversation_counts_as_memory_of_the_request() {
     let limits = Limits { max_client_memory: 1 << 20, ..Limits::default() };
     let server = Server::with(Setup { limits, context_len: 16_384, ..Setup::default() });
-    let long = create(&server, json!({ "input": "a".repeat(12_000), "max_output_tokens": 1 }));
+    let long = create(&server, json!({ "input": "a".repeat(4_000), "max_output_tokens": 1 }));
     assert_eq!(long["store"], true, "{long}");
     server.until("pellucid_client_memory_bytes", 0.0);
-    // One message more, but ten copies of the conversation.
+    // One message more, but thirty copies of the conversation.
     let reference = json!({ "id": server.get(&format!("{PATH}/{}/input_items", long["id"].as_str().unwrap())).ok()
         ["data"][0]["id"] });
     // The reply that was just read may hold its memory for a moment.
     server.until("pellucid_client_memory_bytes", 0.0);
-    let refused = server.post(PATH, &body(json!({ "input": vec![reference; 10], "max_output_tokens": 1 })));
+    let refused = server.post(PATH, &body(json!({ "input": vec![reference; 30], "max_output_tokens": 1 })));
     assert_eq!(refused.refused(413).1.as_deref(), Some("request_too_large"));
     server.until("pellucid_client_memory_bytes", 0.0);
 }
