@@ -130,6 +130,7 @@ test("each reason for a missed prefix is a sentence", async () => {
     evicted: /after 64 tokens was cached and has been evicted/,
     other_salt: /after 64 tokens is cached under another cache_salt/,
     no_snapshot: /after 64 tokens is cached, but no snapshot/,
+    no_window: /after 64 tokens is cached, but not the windows/,
     new: /The block after 64 tokens is not cached/,
   };
   for (const [reason, sentence] of Object.entries(sentences)) {

@@ -115,7 +115,8 @@ impl Backend for CudaBackend {
             AttentionSinks | ClampedSwiglu | ExpertBiases | SigmoidRouter | ShortConvolution | ExpertScales => true,
             LayerInputs | LayerScales | DeltaNet | SigmoidGates | LatentAttention | Mamba2 => true,
             PlainExperts | SquaredRelu => true,
-            SharedExperts => false,
+            // The step's slots and block tables are those of layers that attend to all positions.
+            SharedExperts | WindowBlocks => false,
         }
     }
 

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pellucid_model::KvMemory;
 use pellucid_sampling::{Sampler, SamplingParams};
 
 use crate::queue::Queue;
@@ -173,10 +172,9 @@ impl EngineHandle {
         self.limits.options.block_len
     }
 
-    /// Returns the bytes of a KV block in all layers.
+    /// Returns the bytes of a KV block in all layers; on average, if layers with windows have fewer blocks.
     pub fn bytes_per_block(&self) -> usize {
-        let RequestLimits { config, options, .. } = &self.limits;
-        KvMemory::bytes_per_block(config, options.kv_dtype, options.block_len).unwrap_or(0)
+        self.limits.bytes_per_block
     }
 
     /// Returns what the engine's thread is doing. Never waits.

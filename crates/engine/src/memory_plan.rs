@@ -1,5 +1,7 @@
 //! Computes the size of the KV memory, once at start. Pure: the program passes in the budget and the free memory.
 
+use crate::engine::WindowNeed;
+
 /// Maximum part of the free memory that becomes KV memory if the operator gave no size. The rest is for activations,
 /// for the system's caches, and for errors of this estimate.
 const SHARE_OF_FREE: f64 = 0.8;
@@ -21,6 +23,8 @@ pub enum KvBudget {
 pub struct KvNeed {
     /// Bytes of one block, in all layers.
     pub bytes_per_block: u64,
+    /// Blocks of the layers with sliding windows, if these can have fewer.
+    pub windows: Option<WindowBytes>,
     /// Bytes of one block of the draft model, which has the same number of blocks; 0 without a draft model.
     pub draft_bytes_per_block: u64,
     /// Bytes of snapshots of recurrent states for each block; 0 for a model without them.
@@ -33,6 +37,15 @@ pub struct KvNeed {
     pub context_len: usize,
     /// Number of whole contexts that should fit at once.
     pub num_contexts: usize,
+}
+
+/// The memory of layers with sliding windows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowBytes {
+    /// Part of the bytes of one block that belongs to these layers.
+    pub bytes_per_block: u64,
+    /// Number of blocks that they need.
+    pub need: WindowNeed,
 }
 
 /// The size of the KV memory.
@@ -64,13 +77,53 @@ pub struct ContextDoesNotFit {
 }
 
 impl KvNeed {
-    fn blocks_per_context(&self) -> u64 {
+    /// Returns the number of blocks of a whole context.
+    pub fn blocks_per_context(&self) -> u64 {
         self.context_len.div_ceil(self.block_len) as u64
     }
 
     /// Returns the bytes of a block of the model with its share of snapshots, and of one of its draft model.
-    pub fn bytes_of_both(&self) -> u64 {
+    fn bytes_of_both(&self) -> u64 {
         self.bytes_per_block.saturating_add(self.draft_bytes_per_block).saturating_add(self.snapshot_bytes_per_block)
+    }
+
+    /// Returns the number of blocks of layers with windows beside `num_blocks` blocks, if these have fewer.
+    fn num_window_blocks(&self, num_blocks: u64) -> Option<u64> {
+        let num = self.windows?.need.num_blocks(num_blocks as usize) as u64;
+        (num < num_blocks).then_some(num)
+    }
+
+    /// Returns the bytes that layers with windows do not take, because they have fewer than `num_blocks` blocks.
+    fn saved_by_windows(&self, num_blocks: u64) -> u64 {
+        let Some((windows, num)) = self.windows.zip(self.num_window_blocks(num_blocks)) else { return 0 };
+        // Nothing is stored in one more block.
+        windows.bytes_per_block.saturating_mul(num_blocks - num - 1)
+    }
+
+    /// Returns the bytes of `num_blocks` blocks and of recurrent states.
+    pub fn bytes(&self, num_blocks: u64) -> u64 {
+        let blocks = self.bytes_of_both().saturating_mul(num_blocks) - self.saved_by_windows(num_blocks);
+        blocks.saturating_add(self.state_bytes)
+    }
+
+    /// Returns the maximum number of blocks that take at most `bytes`.
+    pub fn affordable(&self, bytes: u64) -> u64 {
+        // The bytes grow with the number of blocks.
+        let (mut fits, mut beyond) = (0, (bytes / self.min_bytes_per_block()).saturating_add(1));
+        if self.bytes(0) > bytes {
+            return 0;
+        }
+        while beyond - fits > 1 {
+            let middle = fits + (beyond - fits) / 2;
+            if self.bytes(middle) <= bytes { fits = middle } else { beyond = middle }
+        }
+        fits
+    }
+
+    /// Returns a number of bytes that every further block takes at least.
+    fn min_bytes_per_block(&self) -> u64 {
+        let windowed = self.windows.map_or(0, |windows| windows.bytes_per_block);
+        self.bytes_of_both().saturating_sub(windowed).max(1)
     }
 }
 
@@ -79,20 +132,19 @@ impl MemoryPlan {
     pub fn new(need: KvNeed, budget: KvBudget) -> Result<MemoryPlan, ContextDoesNotFit> {
         let per_context = need.blocks_per_context();
         let wanted = per_context.saturating_mul(need.num_contexts.max(1) as u64);
-        let affordable = |bytes: u64| bytes.saturating_sub(need.state_bytes) / need.bytes_of_both().max(1);
         let available = match budget {
             KvBudget::Bytes(bytes) => bytes,
             KvBudget::OutOf(free) => (free as f64 * SHARE_OF_FREE) as u64,
             KvBudget::Unknown => u64::MAX,
         };
         let num_blocks = match budget {
-            KvBudget::Bytes(bytes) => affordable(bytes),
-            _ => wanted.min(affordable(available)),
+            KvBudget::Bytes(bytes) => need.affordable(bytes),
+            _ => wanted.min(need.affordable(available)),
         };
         if num_blocks < per_context {
             return Err(ContextDoesNotFit {
                 context_len: need.context_len,
-                needed: per_context.saturating_mul(need.bytes_of_both()).saturating_add(need.state_bytes),
+                needed: need.bytes(per_context),
                 available,
                 fits: (num_blocks as usize).saturating_mul(need.block_len),
             });
@@ -102,7 +154,15 @@ impl MemoryPlan {
 
     /// Returns the bytes of all blocks together, those of the draft model and the recurrent states included.
     pub fn bytes(&self) -> u64 {
-        self.need.bytes_of_both() * self.num_blocks as u64 + self.need.state_bytes
+        self.need.bytes(self.num_blocks as u64)
+    }
+
+    /// Returns the number of blocks of layers with windows, and their bytes; `None` if these layers have as many blocks
+    /// as the others.
+    pub fn windows(&self) -> Option<(usize, u64)> {
+        let num_blocks = self.need.num_window_blocks(self.num_blocks as u64)?;
+        let bytes_per_block = self.need.windows?.bytes_per_block;
+        Some((num_blocks as usize, bytes_per_block * (num_blocks + 1)))
     }
 
     /// Returns the bytes of recurrent states, those of snapshots included.
@@ -127,6 +187,7 @@ mod tests {
 
     const NEED: KvNeed = KvNeed {
         bytes_per_block: 1000,
+        windows: None,
         draft_bytes_per_block: 0,
         snapshot_bytes_per_block: 0,
         state_bytes: 0,
@@ -167,6 +228,21 @@ mod tests {
         let refused = ContextDoesNotFit { context_len: 100, needed: 15_000, available: 14_999, fits: 96 };
         assert_eq!(MemoryPlan::new(need, KvBudget::Bytes(14_999)), Err(refused));
         assert_eq!(MemoryPlan::new(need, KvBudget::Unknown).map(|plan| plan.bytes()), Ok(25_000));
+    }
+
+    #[test]
+    fn layers_with_windows_take_fewer_blocks() {
+        // Four fifths of the bytes belong to them.
+        let windows = WindowBytes { bytes_per_block: 800, need: WindowNeed { len: 64, num_live: 10 } };
+        let need = KvNeed { windows: Some(windows), ..NEED };
+        // 200 bytes for each of 100 blocks, and 800 for 10, a quarter of the 100, and the unused one.
+        let plan = MemoryPlan::new(need, KvBudget::Bytes(48_800)).expect("it holds a context");
+        assert_eq!((plan.num_blocks, plan.bytes(), plan.windows()), (100, 48_800, Some((35, 28_800))));
+        assert_eq!(MemoryPlan::new(need, KvBudget::Bytes(48_799)).map(|plan| plan.num_blocks), Ok(99));
+        // With the same number of window blocks as of others, nothing is saved.
+        let plan = MemoryPlan::new(need, KvBudget::Bytes(12_000)).expect("it holds a context");
+        assert_eq!((plan.num_blocks, plan.bytes(), plan.windows()), (12, 12_000, None));
+        assert_eq!(MemoryPlan::new(need, KvBudget::Unknown).map(|plan| plan.bytes()), Ok(12_000));
     }
 
     #[test]

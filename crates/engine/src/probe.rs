@@ -64,6 +64,11 @@ pub struct AttentionMap {
 }
 
 impl ProbeRequest {
+    /// Returns the number of rows that it computes again, fewer if the sequence is shorter.
+    pub(crate) fn num_rows(&self) -> usize {
+        self.attention.map_or(1, |attention| attention.rows)
+    }
+
     pub(crate) fn query(&self) -> ProbeQuery {
         let attention = self.attention.map(|AttentionProbe { layer, head, .. }| AttentionQuery { layer, head });
         ProbeQuery { layers: self.layers.is_some(), attention }

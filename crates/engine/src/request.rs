@@ -83,6 +83,17 @@ impl Request {
         if self.caches_reply { num_computed } else { num_computed.min(self.prompt.len()) }
     }
 
+    /// Returns the first position whose row its probe computes again; `usize::MAX` without a probe.
+    pub(crate) fn first_probed_position(&self) -> usize {
+        let first = |probe: ProbeRequest| (self.prompt.len() + probe.token).saturating_sub(probe.num_rows());
+        self.probe.map_or(usize::MAX, first)
+    }
+
+    /// Returns the first position whose row may be computed, by a step or by its probe, when `position` is next.
+    pub(crate) fn first_window_position(&self, position: usize) -> usize {
+        position.saturating_sub(self.probe.map_or(0, |probe| probe.num_rows()))
+    }
+
     /// Returns the number of sequences that it runs at once.
     pub(crate) fn width(&self) -> usize {
         self.beams.map_or(self.best_of.max(self.num_choices), |beams| beams.width)

@@ -16,6 +16,7 @@ use crate::{EngineOptions, Error, Request, TenantId};
 pub struct RequestLimits {
     pub(crate) config: DecoderConfig,
     pub(crate) options: EngineOptions,
+    pub(crate) bytes_per_block: usize,
     pub(crate) quotas: HashMap<TenantId, usize>,
 }
 

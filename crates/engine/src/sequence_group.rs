@@ -112,9 +112,7 @@ impl SequenceGroup {
         for sequence in &mut self.sequences {
             sequence.num_computed = 0;
             sequence.look_ahead.discard();
-            if let Some(table) = sequence.table.take() {
-                cache.release(table);
-            }
+            sequence.release(cache);
         }
         if let Some(reservation) = self.reservation.take() {
             cache.cancel(reservation);

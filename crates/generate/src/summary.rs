@@ -83,6 +83,9 @@ impl ReplyMiss {
             MissReason::NoSnapshot => {
                 format!("the block after {reused} tokens is cached, but no snapshot of the model's state is")
             }
+            MissReason::NoWindow => {
+                format!("the block after {reused} tokens is cached, but not the windows that some layers need to go on")
+            }
             MissReason::New if reused == 0 => "no prompt with this beginning is cached".to_owned(),
             MissReason::New => {
                 format!("the block after {reused} tokens is not cached; only whole blocks of tokens are")

@@ -74,10 +74,13 @@ pub struct Batch {
     pub(crate) positions: Vec<u32>,
     pub(crate) sequences: Vec<SequenceSpan>,
     pub(crate) block_tables: Vec<u32>,
+    /// For layers with windows, if they have blocks of their own: a block for each of `block_tables`.
+    pub(crate) window_tables: Vec<u32>,
     /// The states of each sequence.
     pub(crate) states: Vec<StateSpan>,
     pub(crate) saves: Vec<StateSave>,
     pub(crate) slots: Vec<u32>,
+    pub(crate) window_slots: Vec<u32>,
     pub(crate) wanted: Vec<u32>,
     /// For each wanted row, the digest to compute in its place.
     pub(crate) queries: Vec<Option<RowQuery>>,
@@ -89,15 +92,25 @@ impl Batch {
         self.positions.clear();
         self.sequences.clear();
         self.block_tables.clear();
+        self.window_tables.clear();
         self.states.clear();
         self.saves.clear();
         self.slots.clear();
+        self.window_slots.clear();
         self.wanted.clear();
         self.queries.clear();
     }
 
     /// Adds a chunk of a sequence whose blocks hold `block_len` positions each.
     pub fn push(&mut self, chunk: Chunk<'_>, block_len: usize) {
+        self.push_with_windows(chunk, &[], block_len);
+    }
+
+    /// [`Batch::push`] for a memory in which layers with windows have blocks of their own. `window_blocks` has an entry
+    /// for each of the chunk's blocks. Those of blocks that fell out of the window name a block that nothing is stored
+    /// in.
+    pub fn push_with_windows(&mut self, chunk: Chunk<'_>, window_blocks: &[u32], block_len: usize) {
+        assert!(window_blocks.is_empty() || window_blocks.len() == chunk.blocks.len(), "a block for each block");
         let positions = chunk.first_position..chunk.first_position + chunk.ids.len();
         assert!(positions.end <= chunk.blocks.len() * block_len, "the blocks hold the chunk's positions");
         assert!(chunk.wanted.end <= chunk.ids.len(), "wanted rows are rows of the chunk");
@@ -113,10 +126,16 @@ impl Batch {
             ChunkIds::Sources(sources) => self.ids.extend_from_slice(sources),
         }
         self.block_tables.extend_from_slice(chunk.blocks);
+        self.window_tables.extend_from_slice(window_blocks);
+        let slot = |blocks: &[u32], position: usize| {
+            (blocks[position / block_len] as usize * block_len + position % block_len) as u32
+        };
         for position in positions {
-            let block = chunk.blocks[position / block_len] as usize;
             self.positions.push(position as u32);
-            self.slots.push((block * block_len + position % block_len) as u32);
+            self.slots.push(slot(chunk.blocks, position));
+            if !window_blocks.is_empty() {
+                self.window_slots.push(slot(window_blocks, position));
+            }
         }
         assert!(chunk.queries.is_empty() || chunk.queries.len() == chunk.wanted.len(), "a query for each wanted row");
         self.queries.extend((0..chunk.wanted.len()).map(|row| chunk.queries.get(row).copied()));
@@ -147,6 +166,22 @@ impl Batch {
 
     pub fn block_tables(&self) -> &[u32] {
         &self.block_tables
+    }
+
+    /// Returns the blocks of layers with windows, one for each of [`Batch::block_tables`]; none if they have no blocks
+    /// of their own.
+    pub fn window_tables(&self) -> &[u32] {
+        &self.window_tables
+    }
+
+    /// Returns the slot of each row's keys and values in layers with windows, if they have blocks of their own.
+    pub fn window_slots(&self) -> &[u32] {
+        &self.window_slots
+    }
+
+    /// Returns the slots of the rows and the block tables of the sequences, of layers with windows if `is_windowed`.
+    pub(crate) fn places(&self, is_windowed: bool) -> (&[u32], &[u32]) {
+        if is_windowed { (&self.window_slots, &self.window_tables) } else { (&self.slots, &self.block_tables) }
     }
 
     /// Returns the rows whose logits are wanted.

@@ -17,6 +17,8 @@ pub const BLOCK_LEN: usize = 32;
 pub struct KvMemory {
     /// Layers without keys and values of their own have no blocks, and latent attention has no blocks of values.
     pub layers: Vec<KvLayer>,
+    /// For each layer, whether it has blocks of its own, because it has a window.
+    windowed: Vec<bool>,
     /// For models with a predictor, the row after the last norm of each position, and a row of zeros for the position
     /// before the first.
     pub(crate) hidden: Option<Tensor>,
@@ -41,10 +43,27 @@ impl KvMemory {
         num_blocks: usize,
         block_len: usize,
     ) -> Result<Self, Error> {
+        KvMemory::with_windows(config, backend, dtype, (num_blocks, None), block_len)
+    }
+
+    /// Allocates the memory, filled with zeros. With a number of window blocks, layers with sliding windows have this
+    /// number of blocks of their own, if the decoder has a [`DecoderConfig::kv_window`], and one more that nothing is
+    /// stored in.
+    pub fn with_windows(
+        config: &DecoderConfig,
+        backend: &dyn Backend,
+        dtype: DType,
+        (num_blocks, num_window_blocks): (usize, Option<usize>),
+        block_len: usize,
+    ) -> Result<Self, Error> {
         check_format(config, dtype)?;
-        let layers = (0..config.num_layers_with_predictor())
+        let num_layers = config.num_layers_with_predictor();
+        let has_own_blocks = |layer| num_window_blocks.is_some() && config.is_windowed(layer);
+        let windowed: Vec<bool> = (0..num_layers).map(has_own_blocks).collect();
+        let layers = (0..num_layers)
             .map(|layer| {
                 let block = block_len * config.key_size(layer);
+                let num_blocks = num_window_blocks.filter(|_| windowed[layer]).map_or(num_blocks, |num| num + 1);
                 let num_blocks = if config.layer(layer).has_kv() { num_blocks } else { 0 };
                 let num_value_blocks = if config.latent_attention.is_some() { 0 } else { num_blocks };
                 Ok(KvLayer {
@@ -56,7 +75,8 @@ impl KvMemory {
         let rows = || backend.zeros(backend.activation_dtype(), num_blocks * block_len + 1, config.hidden_size);
         let hidden = config.predictor.map(|_| rows()).transpose()?;
         let copies = (config.num_ranks > 1).then(Vec::new);
-        Ok(KvMemory { layers, hidden, states: Vec::new(), dtype, num_blocks, block_len, copies })
+        let states = Vec::new();
+        Ok(KvMemory { layers, windowed, hidden, states, dtype, num_blocks, block_len, copies })
     }
 
     /// Adds `num_slots` slots for recurrent states, which are stored in F32. Nothing is allocated for a model without
@@ -79,12 +99,21 @@ impl KvMemory {
     /// Saturates at `usize::MAX`, which fits no budget.
     pub fn bytes_per_block(config: &DecoderConfig, dtype: DType, block_len: usize) -> Result<usize, Error> {
         check_format(config, dtype)?;
-        let of_layer = |layer: usize| {
-            dtype.bytes_for(config.stored_kv_size(layer)).unwrap_or(usize::MAX).saturating_mul(block_len)
-        };
         // Predictors run on devices with activations in F32.
         let hidden = config.predictor.map_or(0, |_| config.hidden_size * block_len * size_of::<f32>());
+        let of_layer = |layer: usize| stored_bytes(config, layer, dtype, block_len);
         Ok((0..config.num_layers_with_predictor()).map(of_layer).fold(hidden, usize::saturating_add))
+    }
+
+    /// Returns the part of [`KvMemory::bytes_per_block`] that belongs to layers which can have blocks of their own.
+    pub fn window_bytes_per_block(config: &DecoderConfig, dtype: DType, block_len: usize) -> usize {
+        let windowed = (0..config.num_layers()).filter(|&layer| config.is_windowed(layer));
+        windowed.map(|layer| stored_bytes(config, layer, dtype, block_len)).fold(0, usize::saturating_add)
+    }
+
+    /// Whether a layer has blocks of its own, because it has a window.
+    pub(crate) fn is_windowed(&self, layer: usize) -> bool {
+        self.windowed[layer]
     }
 
     /// Whether a layer has slots for recurrent states.
@@ -130,13 +159,24 @@ impl KvMemory {
         if let Some(copies) = &mut self.copies {
             copies.push([from, to]);
         }
-        let tensors = self.layers.iter_mut().flat_map(|layer| [&mut layer.keys, &mut layer.values]);
-        for tensor in tensors.filter(|tensor| tensor.rows() > 0) {
-            backend.copy_row(from as usize, to as usize, tensor)?;
-        }
+        self.copy_in_layers(backend, [from, to], false)?;
         if let Some(hidden) = &mut self.hidden {
             let (from, to) = (from as usize * self.block_len, to as usize * self.block_len);
             (0..self.block_len).try_for_each(|row| backend.copy_row(from + row, to + row, hidden))?;
+        }
+        Ok(())
+    }
+
+    /// Copies a block of the layers with blocks of their own.
+    pub fn copy_window_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
+        self.copy_in_layers(backend, [from, to], true)
+    }
+
+    fn copy_in_layers(&mut self, backend: &dyn Backend, [from, to]: [u32; 2], windowed: bool) -> Result<(), Error> {
+        let layers = self.layers.iter_mut().zip(&self.windowed).filter(|(_, is_windowed)| **is_windowed == windowed);
+        let tensors = layers.flat_map(|(layer, _)| [&mut layer.keys, &mut layer.values]);
+        for tensor in tensors.filter(|tensor| tensor.rows() > 0) {
+            backend.copy_row(from as usize, to as usize, tensor)?;
         }
         Ok(())
     }
@@ -145,6 +185,11 @@ impl KvMemory {
         let KeyHeads { num_kv_heads, head_size } = config.key_heads(layer);
         HeadShape { num_heads: config.num_heads, num_kv_heads, head_size, block_len }
     }
+}
+
+/// Returns the bytes of one block of a layer, keys and values together.
+fn stored_bytes(config: &DecoderConfig, layer: usize, dtype: DType, block_len: usize) -> usize {
+    dtype.bytes_for(config.stored_kv_size(layer)).unwrap_or(usize::MAX).saturating_mul(block_len)
 }
 
 /// Checks that the format is supported and that a head, which is stored separately, is a whole number of the format's

@@ -14,7 +14,7 @@ use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
 use crate::draft_model::{DraftFiles, DraftInfo};
-use crate::loading::{details, hash_notes, plan_kv_memory, shared_prefix};
+use crate::loading::{details, hash_notes, plan_kv_memory, shared_prefix, step_tokens};
 use crate::recommended_sampling::recommended_sampling;
 use crate::{
     Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid, Ranks, Speculation, load_decoder_on_ranks,
@@ -413,7 +413,7 @@ impl Builder {
             block_len: BLOCK_LEN,
             kv_dtype: self.kv_type.dtype(),
             max_sequences: self.max_sequences,
-            step_tokens: chunk_len.max(self.max_sequences),
+            step_tokens: step_tokens(&*backend, self.max_sequences),
             chunk_len,
             max_waiting: self.max_waiting,
             overcommit: self.overcommit,

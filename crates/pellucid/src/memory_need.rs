@@ -9,7 +9,7 @@ use pellucid_tokenizer::Tokenizer;
 
 use crate::draft_model::DraftFiles;
 use crate::embedding_model::DEFAULT_DECODER_CONTEXT;
-use crate::loading::{details, kv_need};
+use crate::loading::{details, kv_need, step_tokens};
 use crate::{Builder, Device, DeviceOptions, Error};
 
 /// Maximum rows of a step of an encoder, unless one text is longer; see `pellucid_engine`.
@@ -43,10 +43,9 @@ impl MemoryNeed {
     /// most the number that the builder asks for. 0 for a model that computes vectors.
     pub fn kv_bytes(&self, given: Option<u64>, share: u64) -> u64 {
         let Some(need) = self.kv else { return 0 };
-        let context = (need.context_len.div_ceil(need.block_len) as u64).saturating_mul(need.bytes_of_both());
-        let share = share.saturating_sub(need.state_bytes);
-        let contexts = (share / context.max(1)).clamp(1, need.num_contexts.max(1) as u64);
-        given.unwrap_or(contexts.saturating_mul(context).saturating_add(need.state_bytes))
+        let context = need.blocks_per_context().max(1);
+        let contexts = (need.affordable(share) / context).clamp(1, need.num_contexts.max(1) as u64);
+        given.unwrap_or_else(|| need.bytes(contexts.saturating_mul(context)))
     }
 
     /// Returns the bytes of the whole model, with `kv_bytes` of keys and values.
@@ -75,8 +74,8 @@ impl Builder {
         };
         let draft_config = draft.as_ref().map(|(config, _)| config);
         let distance = self.distance_in_blocks();
-        let kv = kv_need(&config, draft_config, self.kv_type, self.max_sequences, distance)?;
-        let num_rows = backend.chunk_len().max(self.max_sequences);
+        let kv = kv_need(&config, draft_config, &*backend, self.kv_type, self.max_sequences, distance)?;
+        let num_rows = step_tokens(&*backend, self.max_sequences);
         let mut scratch = 0;
         for config in [Some(&config), draft.as_ref().map(|(config, _)| config)].into_iter().flatten() {
             let bytes = pellucid_model::step_bytes(config, &*backend, num_rows, self.max_sequences);

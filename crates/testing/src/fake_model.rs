@@ -4,8 +4,10 @@
 //! wrong block, a missing copy, a stale slot or tokens of another request therefore change its output. The expected
 //! output needs no engine.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
 use pellucid_cpu::{CpuBackend, CpuOptions, Isa};
 use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, LayerConfig, Logits, MlpKind, Model, NormKind, Positions};
@@ -24,6 +26,8 @@ pub struct FakeModel {
     backend: Arc<CpuBackend>,
     /// The ids in KV memory, as last read.
     stored: Vec<f32>,
+    /// The ids in the memory of the layer with a window, if it has blocks of its own.
+    stored_in_windows: Vec<f32>,
     keys: Tensor,
     /// A sequence that contains this id gets NaN logits.
     pub poison: Option<u32>,
@@ -39,8 +43,10 @@ pub struct FakeModel {
     pub fails_at: Option<usize>,
     /// The device is lost when the step with this number is waited for.
     pub lost_at: Option<usize>,
-    /// The clock that each step advances.
+    /// The clock that each step advances. That of an asynchronous model advances when a step is waited for.
     pub clock: Option<VirtualClock>,
+    /// Virtual times at which the launched steps end, oldest first.
+    ends: VecDeque<Duration>,
     /// The rows of the last launched step, if it returned digests.
     rows: Vec<Vec<f32>>,
     /// The assumed tokens of the last launched step.
@@ -121,6 +127,7 @@ impl FakeModel {
             config,
             backend: Arc::new(backend),
             stored: Vec::new(),
+            stored_in_windows: Vec::new(),
             keys,
             poison: None,
             bomb: None,
@@ -130,6 +137,7 @@ impl FakeModel {
             fails_at: None,
             lost_at: None,
             clock: None,
+            ends: VecDeque::new(),
             rows: Vec::new(),
             assumed: Vec::new(),
             slots: Arc::default(),
@@ -138,6 +146,13 @@ impl FakeModel {
             num_launched: 0,
             num_finished: 0,
         }
+    }
+
+    /// Returns the model with a second layer that has a sliding window. It takes the last `len` ids from there.
+    #[must_use]
+    pub fn with_window(mut self, len: usize) -> FakeModel {
+        self.config.layers.push(LayerConfig { window: Some(len), ..LayerConfig::PLAIN });
+        self
     }
 
     pub fn backend(&self) -> Arc<CpuBackend> {
@@ -163,15 +178,38 @@ impl FakeModel {
 }
 
 impl FakeModel {
+    /// Begins a step in virtual time, after those that were launched before it.
+    fn start_clock(&mut self, batch: &Batch) {
+        let Some(clock) = &self.clock else { return };
+        let begin = self.ends.back().copied().unwrap_or_default().max(clock.elapsed());
+        self.ends.push_back(begin + clock.duration_of(batch));
+        if !self.is_asynchronous {
+            self.wait_for_step();
+        }
+    }
+
+    /// Waits in virtual time for the oldest step.
+    fn wait_for_step(&mut self) {
+        if let (Some(clock), Some(end)) = (&self.clock, self.ends.pop_front()) {
+            clock.wait_until(end);
+        }
+    }
+
     /// Computes the logits of a row from the ids that its block table leads to.
     fn row(&self, batch: &Batch, row: usize, block_len: usize) -> Vec<f32> {
         let vocab_size = self.config.vocab_size;
         let sequence = batch.sequences().iter().find(|sequence| sequence.rows.contains(&row)).expect("an owner");
-        let blocks = &batch.block_tables()[sequence.blocks.clone()];
+        let last = batch.positions()[row] as usize;
+        let window = self.config.kv_window().filter(|_| !self.stored_in_windows.is_empty());
+        let window_begin = window.map_or(usize::MAX, |len| (last + 1).saturating_sub(len));
         let token = |position: usize| {
-            self.stored[blocks[position / block_len] as usize * block_len + position % block_len] as u32
+            let is_in_window = position >= window_begin;
+            let tables = if is_in_window { batch.window_tables() } else { batch.block_tables() };
+            let stored = if is_in_window { &self.stored_in_windows } else { &self.stored };
+            let block = tables[sequence.blocks.clone()][position / block_len] as usize;
+            stored[block * block_len + position % block_len] as u32
         };
-        let positions = 0..=batch.positions()[row] as usize;
+        let positions = 0..=last;
         if self.poison.is_some_and(|poison| positions.clone().any(|position| token(position) == poison)) {
             return vec![f32::NAN; vocab_size];
         }
@@ -209,11 +247,15 @@ impl Model for FakeModel {
         self.backend.store_kv(store, &mut kv.layers[0])?;
         self.stored.resize(kv.num_blocks() * block_len, 0.0);
         self.backend.read(&kv.layers[0].keys, &mut self.stored)?;
+        if !batch.window_slots().is_empty() {
+            let store = StoreKv { keys: &self.keys, values: &self.keys, slots: batch.window_slots(), shape };
+            self.backend.store_kv(store, &mut kv.layers[1])?;
+            self.stored_in_windows.resize(kv.layers[1].keys.len(), 0.0);
+            self.backend.read(&kv.layers[1].keys, &mut self.stored_in_windows)?;
+        }
 
         self.num_launched += 1;
-        if let Some(clock) = &self.clock {
-            clock.run(batch);
-        }
+        self.start_clock(batch);
         let rows: Vec<Vec<f32>> = batch.wanted().iter().map(|&row| self.row(batch, row as usize, block_len)).collect();
         if let Some(len) = self.digest_len.filter(|_| batch.queries().iter().all(Option::is_some)) {
             let digests = logits.resize_digests(rows.len());
@@ -237,6 +279,7 @@ impl Model for FakeModel {
     }
 
     fn finish(&mut self, _logits: &mut Logits) -> Result<(), Error> {
+        self.wait_for_step();
         let number = Some(self.num_finished);
         self.num_finished += 1;
         let device = "fake device".to_owned();
@@ -263,6 +306,7 @@ impl Model for FakeModel {
 
     fn launch_draft(&mut self, batch: &Batch, kv: &mut KvMemory, slot: usize) -> Result<(), Error> {
         self.launch(batch, kv, &mut Logits::default())?;
+        self.wait_for_step();
         self.num_finished += 1;
         let mut slots = self.slots();
         assert!(slot < slots.size.num_slots && self.assumed.len() <= slots.size.num_rows, "a slot for the tokens");

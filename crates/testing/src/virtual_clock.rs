@@ -56,8 +56,13 @@ impl VirtualClock {
         self.elapsed_ns.fetch_add(time.as_nanos() as u64, Ordering::SeqCst);
     }
 
-    /// Advances the time by the duration of a step.
-    pub(crate) fn run(&self, batch: &Batch) {
+    /// Advances the time to `end`, if that is not over yet.
+    pub(crate) fn wait_until(&self, end: Duration) {
+        self.elapsed_ns.fetch_max(end.as_nanos() as u64, Ordering::SeqCst);
+    }
+
+    /// Returns the duration of a step.
+    pub(crate) fn duration_of(&self, batch: &Batch) -> Duration {
         let (mut read, mut compared) = (0.0, 0.0);
         for sequence in batch.sequences() {
             let end = batch.positions()[sequence.rows.end - 1] as usize + 1;
@@ -77,11 +82,9 @@ impl VirtualClock {
             Machine::Gpu => 8e-3 + 4e-5 * rows.saturating_sub(100) as f64 + 1e-8 * compared,
         };
         let seconds = if matches!(self.machine, Machine::NoisyCpu) { seconds * self.noise() } else { seconds };
-        self.elapsed_ns.fetch_add((seconds * 1e9) as u64, Ordering::SeqCst);
+        Duration::from_nanos((seconds * 1e9) as u64)
     }
-}
 
-impl VirtualClock {
     /// Returns the factor of the next step, from 1 to 2.
     fn noise(&self) -> f64 {
         // SplitMix64 of the number of the step.

@@ -122,7 +122,7 @@ export interface Ending {
 /** Why a prompt was not found whole in the prefix cache. */
 export interface CacheMiss {
   reused_tokens: number;
-  reason: "differs" | "evicted" | "other_salt" | "no_snapshot" | "new";
+  reason: "differs" | "evicted" | "other_salt" | "no_snapshot" | "no_window" | "new";
   position?: number;
   before?: string;
   prompt?: string;

@@ -144,6 +144,8 @@ function reasonOf({ reason, reused_tokens: reused, position }: CacheMiss): strin
       return `The block after ${reused} tokens is cached under another cache_salt, which this request may not use.`;
     case "no_snapshot":
       return `The block after ${reused} tokens is cached, but no snapshot of the model's recurrent state is.`;
+    case "no_window":
+      return `The block after ${reused} tokens is cached, but not the windows that some layers need to go on.`;
     case "new":
       return reused === 0
         ? "No prompt of yours with this beginning is cached."

@@ -377,6 +377,10 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
         0 => String::new(),
         bytes => format!(", recurrent states {}", bytes_text(bytes)),
     };
+    let windows = plan.windows().map_or_else(String::new, |(num_blocks, bytes)| {
+        let num_tokens = grouped((num_blocks * plan.need.block_len) as u64);
+        format!(", of which layers with sliding windows {} for {num_tokens} tokens", bytes_text(bytes))
+    });
     let draft = info.draft.as_ref().map_or_else(String::new, |draft| {
         format!(
             "; draft model: weights {}, keys and values {}",
@@ -385,8 +389,8 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
         )
     });
     format!(
-        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}){states}, scratch \
-         {}{draft}",
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}){windows}{states}, \
+         scratch {}{draft}",
         bytes_text(info.weight_bytes),
         bytes_text(plan.bytes() - plan.draft_bytes() - plan.state_bytes()),
         info.kv_type.dtype(),

@@ -195,7 +195,9 @@ impl Engine {
             sequence.table = Some(self.cache.empty_table(scope));
             return Ok(());
         }
-        let (table, reservation, num_cached) = self.cache.admit(scope, &sequence.tokens, needed)?;
+        let max_found = if self.cache.has_windows() { group.request.first_probed_position() } else { usize::MAX };
+        let prompt = (&sequence.tokens[..], max_found);
+        let (table, reservation, num_cached) = self.cache.admit_up_to(scope, prompt, needed)?;
         if group.stats.preemptions == 0 {
             group.stats.cached_tokens = num_cached;
             let num_shared = self.cache.num_shared(&table) * self.options.block_len;

@@ -44,7 +44,7 @@ use crate::sequence_group::{GroupId, SequenceGroup};
 use crate::speculation::{DraftModel, Drafters};
 use crate::{EngineStats, Error, Event, EventSink, Request};
 
-pub use options::{EngineOptions, Overcommit, state_need};
+pub use options::{EngineOptions, Overcommit, WindowNeed, state_need, window_need};
 
 use look_ahead::LookAhead;
 use step::{PlannedChunk, Step};
@@ -133,8 +133,13 @@ impl Engine {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
         let config = model.config();
-        let mut kv = KvMemory::new(config, &*backend, options.kv_dtype, options.num_blocks, options.block_len)?;
+        let windows = options.windows(config, &*backend);
+        let num_blocks = (options.num_blocks, windows.map(|windows| windows.num_blocks));
+        let mut kv = KvMemory::with_windows(config, &*backend, options.kv_dtype, num_blocks, options.block_len)?;
         let mut cache = KvCache::new(options.num_blocks, options.block_len, options.secret);
+        if let Some(windows) = windows {
+            cache.use_windows(windows);
+        }
         if let Some(states) = options.states(config)? {
             kv = kv.with_states(config, &*backend, states.num_slots())?;
             cache.use_states(states);
@@ -195,6 +200,7 @@ impl Engine {
         RequestLimits {
             config: self.model.config().clone(),
             options: self.options,
+            bytes_per_block: self.options.bytes_per_block(self.model.config(), &*self.backend),
             quotas: self.cache.quotas().clone(),
         }
     }
@@ -273,6 +279,9 @@ impl Engine {
             blocks_idle: self.cache.num_idle(),
             block_len: self.options.block_len,
             num_blocks: self.cache.num_blocks(),
+            window_blocks_taken: self.cache.num_taken_windows().0,
+            window_blocks_kept: self.cache.num_taken_windows().1,
+            num_window_blocks: self.cache.num_window_blocks(),
             draft_errors: self.drafters.model.as_ref().map_or(0, DraftModel::num_errors)
                 + self.drafters.mtp.num_errors(),
             ..self.stats

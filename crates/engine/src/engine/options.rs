@@ -2,9 +2,10 @@
 //! overcommit memory.
 
 use pellucid_model::{DecoderConfig, KvMemory};
-use pellucid_tensor::DType;
+use pellucid_tensor::{Backend, DType, Extension};
 
-use crate::kv_cache::StateOptions;
+use crate::kv_cache::{StateOptions, WindowOptions};
+use crate::probe::MAX_PROBE_ROWS;
 
 /// Settings of an [`Engine`](crate::Engine), fixed when it is created.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +47,62 @@ impl EngineOptions {
         let num_others = (self.num_blocks / distance).max(MIN_OTHER_STATES);
         Ok(Some(StateOptions { num_live: num_live(self.max_sequences), num_others, distance }))
     }
+
+    /// Returns the bytes of a block in all layers; on average, if layers with windows have fewer blocks.
+    pub(super) fn bytes_per_block(&self, config: &DecoderConfig, backend: &dyn Backend) -> usize {
+        let bytes = KvMemory::bytes_per_block(config, self.kv_dtype, self.block_len).unwrap_or(0);
+        self.windows(config, backend).map_or(bytes, |windows| {
+            let windowed = KvMemory::window_bytes_per_block(config, self.kv_dtype, self.block_len);
+            bytes - windowed + windowed * (windows.num_blocks + 1) / self.num_blocks
+        })
+    }
+
+    /// Returns the blocks of layers with sliding windows; `None` if they have the same blocks as the other layers.
+    pub(super) fn windows(&self, config: &DecoderConfig, backend: &dyn Backend) -> Option<WindowOptions> {
+        let need = window_need(config, backend, self.block_len, self.max_sequences, self.step_tokens)?;
+        let num_blocks = need.num_blocks(self.num_blocks);
+        let (len, num_kept) = (need.len, num_blocks - need.num_live);
+        // With the same number as the others, nothing is saved.
+        (num_blocks < self.num_blocks).then_some(WindowOptions { len, num_blocks, num_kept })
+    }
+}
+
+/// The window blocks that an engine needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WindowNeed {
+    /// Number of positions that a row needs, its own included.
+    pub len: usize,
+    /// Maximum number of blocks that running sequences hold.
+    pub num_live: usize,
+}
+
+/// Blocks beside each of which one window block is kept for later requests.
+const BLOCKS_PER_KEPT_WINDOW: usize = 4;
+
+impl WindowNeed {
+    /// Returns the number of window blocks beside `num_blocks` blocks, if that is less.
+    pub fn num_blocks(&self, num_blocks: usize) -> usize {
+        self.num_live.saturating_add(num_blocks / BLOCKS_PER_KEPT_WINDOW)
+    }
+}
+
+/// Returns the window blocks that an engine needs; `None` if layers with sliding windows have to keep all blocks.
+pub fn window_need(
+    config: &DecoderConfig,
+    backend: &dyn Backend,
+    block_len: usize,
+    max_sequences: usize,
+    step_tokens: usize,
+) -> Option<WindowNeed> {
+    let len = config.kv_window().filter(|_| backend.supports(Extension::WindowBlocks))?;
+    // A sequence has its window from the beginning of a block; it computes one chunk, whose ends are in blocks with
+    // other positions, and one position ahead. Copies are made before originals are given back.
+    let of_sequence = len.div_ceil(block_len) + 4;
+    let of_chunks = step_tokens.div_ceil(block_len);
+    // Probes compute rows again whose windows begin earlier. With enough for one of them, some request always goes on.
+    let of_probe = MAX_PROBE_ROWS.div_ceil(block_len);
+    let num_live = max_sequences.saturating_mul(of_sequence).saturating_add(of_chunks + of_probe);
+    Some(WindowNeed { len, num_live })
 }
 
 /// Returns the bytes of the recurrent states of an engine: of the snapshots for each block of `bytes_per_block`, and of

@@ -19,9 +19,7 @@ impl Engine {
             }
             match self.try_take_blocks(id, sequence, num_tokens) {
                 Ok(copy) => {
-                    let copied =
-                        copy.map_or(Ok(()), |BlockCopy { from, to }| self.kv.copy_block(&*self.backend, from, to));
-                    return match copied {
+                    return match copy.map_or(Ok(()), |copy| self.copy_block(copy)) {
                         Ok(()) => true,
                         Err(error) => {
                             self.fail_request(id, error.into());
@@ -55,6 +53,12 @@ impl Engine {
         let table = sequence.table.as_mut().expect("a running sequence has blocks");
         self.cache.grow(table, reservation, sequence.num_computed + num_tokens)?;
         self.cache.make_writable(table, reservation, sequence.num_computed)
+    }
+
+    fn copy_block(&mut self, copy: BlockCopy) -> Result<(), pellucid_model::Error> {
+        let BlockCopy { from, to, windows } = copy;
+        self.kv.copy_block(&*self.backend, from, to)?;
+        windows.map_or(Ok(()), |[from, to]| self.kv.copy_window_block(&*self.backend, from, to))
     }
 
     /// Takes the block for a chunk that is launched ahead. Returns false if that would need a preemption or a copy.

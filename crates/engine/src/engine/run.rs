@@ -77,7 +77,7 @@ impl Engine {
                 queries: &queries,
                 state: table.chunk_state(planned.positions.start),
             };
-            batch.push(chunk, self.options.block_len);
+            batch.push_with_windows(chunk, table.window_blocks(), self.options.block_len);
         }
         let Engine { model, kv, .. } = self;
         let outcome = contain_panics(|| model.launch(&batch, kv, &mut step.logits));

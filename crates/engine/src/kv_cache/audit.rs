@@ -9,13 +9,14 @@ impl KvCache {
     /// Counts users, reservations and usage again from `tables` and `reservations`, and describes the first difference.
     pub fn audit<'a>(
         &self,
-        tables: impl Iterator<Item = &'a BlockTable>,
+        tables: impl Iterator<Item = &'a BlockTable> + Clone,
         reservations: impl Iterator<Item = &'a Reservation>,
     ) -> Result<(), String> {
         let mut users = vec![0u32; self.blocks.len()];
         let mut owners: HashMap<BlockId, TenantId> = HashMap::new();
         let mut in_use: HashMap<TenantId, usize> = HashMap::new();
         let mut slots = Vec::new();
+        self.audit_windows(tables.clone())?;
         for table in tables {
             slots.extend(table.state_slots());
             let tenant = table.scope().tenant;

@@ -2,7 +2,8 @@
 
 use super::prefix_index::BlockHash;
 use super::states::TableStates;
-use super::{BlockId, Scope, TenantId};
+use super::windows::TableWindows;
+use super::{BlockId, Scope, TenantId, WindowBlock};
 use crate::{Error, fallible};
 
 /// Maps the positions of a sequence to blocks. Only [`KvCache`](super::KvCache) creates tables and takes them back; a
@@ -16,6 +17,8 @@ pub struct BlockTable {
     hashes: Vec<BlockHash>,
     /// Slots of recurrent states; none for a model without them.
     pub(super) states: TableStates,
+    /// Blocks of layers with windows; none for a model without them.
+    pub(super) windows: TableWindows,
 }
 
 /// Blocks that a request may still take. Given back with [`KvCache::cancel`](super::KvCache::cancel).
@@ -49,11 +52,14 @@ pub struct BlockCopy {
     pub from: BlockId,
     /// The block to write.
     pub to: BlockId,
+    /// The window blocks to read and to write, if layers with windows have blocks of their own.
+    pub windows: Option<[WindowBlock; 2]>,
 }
 
 impl BlockTable {
     pub(super) fn new(scope: Scope) -> Self {
-        BlockTable { scope, blocks: Vec::new(), hashes: Vec::new(), states: TableStates::default() }
+        let (states, windows) = (TableStates::default(), TableWindows::default());
+        BlockTable { scope, blocks: Vec::new(), hashes: Vec::new(), states, windows }
     }
 
     /// Returns the blocks in the order of the positions.
@@ -69,6 +75,11 @@ impl BlockTable {
     /// Returns the number of full blocks whose content is known.
     pub(super) fn num_hashed(&self) -> usize {
         self.hashes.len()
+    }
+
+    /// Returns the hashes of the full blocks whose content is known.
+    pub(super) fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
     }
 
     pub(super) fn last_hash(&self) -> Option<BlockHash> {
@@ -101,10 +112,11 @@ impl BlockTable {
         self.hashes.truncate(i);
     }
 
-    /// Returns a second table over the same blocks, without states. The caller counts the references.
+    /// Returns a second table over the same blocks, without states and windows. The caller counts the references.
     pub(super) fn fork(&self) -> Result<BlockTable, Error> {
         let (blocks, hashes) = (fallible::copy_of(&self.blocks)?, fallible::copy_of(&self.hashes)?);
-        Ok(BlockTable { scope: self.scope, blocks, hashes, states: TableStates::default() })
+        let (states, windows) = (TableStates::default(), TableWindows::default());
+        Ok(BlockTable { scope: self.scope, blocks, hashes, states, windows })
     }
 
     /// Makes room for `num_blocks` more blocks with hashes. Returns false if there is no memory for them.

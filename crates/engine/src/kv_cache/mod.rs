@@ -16,6 +16,7 @@ mod prefix_miss;
 mod quota;
 mod scope;
 mod states;
+mod windows;
 
 use std::collections::HashMap;
 
@@ -24,12 +25,14 @@ pub use prefix_miss::{MissReason, PrefixDifference, PrefixMiss};
 pub use quota::TenantUsage;
 pub use scope::{Scope, TenantId};
 pub use states::{StateCopy, StateOptions, StatePlan, StateSlot};
+pub use windows::{WindowBlock, WindowOptions};
 
 use eviction_queues::EvictionQueues;
 use prefix_cache::Content;
 use prefix_index::{BlockHasher, PrefixIndex};
 use prefix_miss::EvictedBlocks;
 use states::StateSlots;
+use windows::Windows;
 
 use crate::Error;
 
@@ -90,6 +93,8 @@ pub struct KvCache {
     clock: u64,
     /// Present if the model has recurrent states.
     states: Option<StateSlots>,
+    /// Present if layers with windows have blocks of their own.
+    windows: Option<Windows>,
 }
 
 impl KvCache {
@@ -114,6 +119,7 @@ impl KvCache {
             num_reserved: 0,
             clock: 0,
             states: None,
+            windows: None,
         }
     }
 
@@ -163,14 +169,25 @@ impl KvCache {
         prompt: &[u32],
         num_blocks: usize,
     ) -> Result<(BlockTable, Reservation, usize), OutOfBlocks> {
+        self.admit_up_to(scope, (prompt, usize::MAX), num_blocks)
+    }
+
+    /// [`KvCache::admit`] with at most `max_found` tokens of the prompt found.
+    pub fn admit_up_to(
+        &mut self,
+        scope: Scope,
+        (prompt, max_found): (&[u32], usize),
+        num_blocks: usize,
+    ) -> Result<(BlockTable, Reservation, usize), OutOfBlocks> {
         assert!(!prompt.is_empty(), "a sequence begins with a token");
         self.clock += 1;
         let mut table = BlockTable::new(scope);
-        let mut found = self.find_prefix(scope, &prompt[..prompt.len() - 1]);
+        let mut found = self.find_prefix(scope, &prompt[..max_found.min(prompt.len() - 1)]);
         // Without memory for the list, the prefix is computed again.
         if !table.reserve(self.blocks_for(prompt.len())) {
             found.clear();
         }
+        let num_found = self.cut_to_window(&mut found);
         self.cut_to_snapshot(&mut found);
         let needed = num_blocks.max(self.blocks_for(prompt.len())) - found.len();
         // Found blocks that are idle now will be in use, so they cannot be evicted for the rest.
@@ -180,6 +197,8 @@ impl KvCache {
             self.use_found(found.block);
             table.push_found(found.block, found.hash);
         }
+        self.use_found_windows(&mut table);
+        self.keep_windows_of(&mut table, prompt.len(), num_found);
         self.add_live_state(&mut table);
         if let Some(last) = found.last() {
             self.restore(last.block, &table);
@@ -195,10 +214,11 @@ impl KvCache {
         let mut table = BlockTable::new(scope);
         let has_memory = table.reserve(self.blocks_for(tokens.len()));
         let mut found = if has_memory { self.find_prefix(scope, &tokens[..tokens.len() - 1]) } else { Vec::new() };
+        self.cut_to_window(&mut found);
         self.cut_to_snapshot(&mut found);
         let num_idle = found.iter().filter(|found| self.blocks[found.block as usize].num_users == 0).count();
-        // A part of the chain would end without a snapshot.
-        if self.has_states() && num_idle > reservation.num_blocks {
+        // A part of the chain would end without a snapshot or without its window.
+        if (self.has_states() || self.has_windows()) && num_idle > reservation.num_blocks {
             found.clear();
         }
         for found in &found {
@@ -209,6 +229,7 @@ impl KvCache {
             self.use_found(found.block);
             table.push_found(found.block, found.hash);
         }
+        self.use_found_windows(&mut table);
         self.add_live_state(&mut table);
         if let Some(last) = found.last() {
             self.restore(last.block, &table);
@@ -267,7 +288,7 @@ impl KvCache {
             let block = self.take_block(reservation)?;
             table.push(block);
         }
-        Ok(())
+        self.grow_windows(table)
     }
 
     /// Whether only this table holds the block of `position`, and the prefix cache cannot find it.
@@ -288,16 +309,25 @@ impl KvCache {
         }
         let i = position / self.block_len;
         let from = table.blocks()[i];
-        let to = self.take_block(reservation)?;
+        let window = self.has_windows().then(|| self.take_window_block()).transpose()?;
+        let to = match self.take_block(reservation) {
+            Ok(to) => to,
+            Err(error) => {
+                window.into_iter().for_each(|window| self.drop_holder(window));
+                return Err(error);
+            }
+        };
+        let windows = window.map(|window| self.replace_window(table, i, window));
         table.replace(i, to);
         self.drop_user(from);
-        Ok(Some(BlockCopy { from, to }))
+        Ok(Some(BlockCopy { from, to, windows }))
     }
 
     /// Returns a second table over the same blocks, with a copy of the live state.
     pub fn fork(&mut self, table: &BlockTable) -> Result<BlockTable, Error> {
         let mut fork = table.fork()?;
         self.fork_state(table, &mut fork);
+        self.fork_windows(table, &mut fork);
         for &block in fork.blocks() {
             self.blocks[block as usize].num_users += 1;
         }
@@ -308,7 +338,14 @@ impl KvCache {
     /// of blocks that no sequence uses any more.
     pub fn release(&mut self, mut table: BlockTable) -> usize {
         self.release_states(&mut table);
+        self.release_windows(&mut table);
         table.take_blocks().into_iter().filter(|&block| self.drop_user(block)).count()
+    }
+
+    /// Takes the blocks of a sequence of `tokens` back, which may go on in a later request.
+    pub fn end(&mut self, table: BlockTable, tokens: &[u32]) {
+        self.keep_window(&table, table.num_hashed(), tokens);
+        self.release(table);
     }
 
     /// Takes a sequence's blocks back and reserves those that no sequence uses any more for the same request.

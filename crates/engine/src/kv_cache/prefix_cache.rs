@@ -8,6 +8,7 @@
 use super::eviction_queues::EvictionOrder;
 use super::prefix_index::{BlockHash, PrefixIndex};
 use super::states::Snapshot;
+use super::windows::KeptWindow;
 use super::{BlockId, BlockTable, KvCache, Scope, TenantId};
 
 /// The identity of a full block.
@@ -21,6 +22,8 @@ pub(super) struct Content {
     last_used: u64,
     /// The state at the block's end, if the model has states and one was saved.
     pub(super) snapshot: Option<Snapshot>,
+    /// The window block beside it, if the model has window blocks and this one was kept.
+    pub(super) window: Option<KeptWindow>,
 }
 
 /// A block that holds the next tokens of a prompt.
@@ -46,6 +49,7 @@ impl KvCache {
 
     /// Enters every block that `tokens` fill into the index. Their keys and values must be stored.
     pub fn index_full_blocks(&mut self, table: &mut BlockTable, tokens: &[u32]) {
+        let num_before = table.num_hashed();
         // Without memory for a hash, a later step enters the block.
         while (table.num_hashed() + 1) * self.block_len <= tokens.len() && table.reserve_hash() {
             let i = table.num_hashed();
@@ -60,7 +64,7 @@ impl KvCache {
                 let tokens = tokens[range].into();
                 let entry = &mut self.blocks[block as usize];
                 let (depth, last_used) = (i as u32, self.clock);
-                entry.content = Some(Content { scope, hash, depth, tokens, last_used, snapshot: None });
+                entry.content = Some(Content { scope, hash, depth, tokens, last_used, snapshot: None, window: None });
                 let owner = std::mem::replace(&mut entry.owner, scope.tenant);
                 self.usage_mut(owner).in_use -= 1;
                 self.usage_mut(scope.tenant).in_use += 1;
@@ -69,6 +73,7 @@ impl KvCache {
             self.keep_snapshot(table, i, (scope, hash), &tokens[i * self.block_len..(i + 1) * self.block_len]);
         }
         self.drop_pending_snapshots(table);
+        self.keep_windows(table, num_before, tokens);
     }
 
     /// Returns the longest chain of blocks in the index that `tokens` begins with.
@@ -164,6 +169,7 @@ impl KvCache {
             self.indexes.remove(&content.scope);
         }
         self.forget_snapshot(content.scope, content.depth, block, content.snapshot);
+        self.forget_window(content.scope, content.depth, block, content.window);
         self.usage_mut(tenant).idle -= 1;
         Some(block)
     }

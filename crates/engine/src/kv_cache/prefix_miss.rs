@@ -32,6 +32,9 @@ pub enum MissReason {
     OtherSalt,
     /// The block is cached, but no snapshot of the model's recurrent state is, neither after it nor after a later one.
     NoSnapshot,
+    /// The block is cached, but the keys and values that layers with sliding windows need after it, or after a later
+    /// one, are not.
+    NoWindow,
     /// No cached prompt goes on from here.
     New,
 }
@@ -83,7 +86,7 @@ impl KvCache {
         let reason = if self.evicted.hashes.contains(&hash) {
             MissReason::Evicted
         } else if self.contents_of(scope).any(|(_, cached, _)| cached == hash) {
-            MissReason::NoSnapshot
+            if self.has_windows() { MissReason::NoWindow } else { MissReason::NoSnapshot }
         } else if self.has_other_salt(scope, &prompt[..end]) {
             MissReason::OtherSalt
         } else {

@@ -18,7 +18,7 @@ impl Scope {
     pub(super) const SHARED: Scope = Scope { tenant: TenantId(u32::MAX), salt: 0 };
 
     /// The scope of a tenant's requests without a salt.
-    pub fn of(tenant: TenantId) -> Scope {
+    pub const fn of(tenant: TenantId) -> Scope {
         Scope { tenant, salt: 0 }
     }
 

@@ -191,12 +191,20 @@ struct Live {
 /// Random admissions, growth, forks, writes and releases, with an audit after each.
 #[test]
 fn no_block_is_lost_or_owned_twice() {
+    random_operations(cache(24));
+    for (len, num_blocks, num_kept) in [(1, 24, 2), (6, 16, 8), (9, 12, 4)] {
+        let mut cache = cache(24);
+        cache.use_windows(WindowOptions { len, num_blocks, num_kept });
+        random_operations(cache);
+    }
+}
+
+fn random_operations(mut cache: KvCache) {
     let mut state = 12345u64;
     let mut random = move |below: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 33) % below as u64) as usize
     };
-    let mut cache = cache(24);
     cache.set_quota(TenantId(2), 9);
     let mut live: Vec<Live> = Vec::new();
     for _ in 0..20_000 {
@@ -215,6 +223,7 @@ fn no_block_is_lost_or_owned_twice() {
                 if cache.grow(table, reservation, tokens.len()).is_ok() {
                     let _ = cache.make_writable(table, reservation, tokens.len() - 1);
                     cache.index_full_blocks(table, tokens);
+                    cache.slide_window(table, tokens.len());
                     tokens.push(random(3) as u32);
                 }
             }
@@ -226,11 +235,11 @@ fn no_block_is_lost_or_owned_twice() {
                 }
             }
             (_, Some(i)) => {
-                let Live { table, mut reservation, .. } = live.swap_remove(i);
-                if random(2) == 0 {
-                    cache.release_into(table, &mut reservation);
-                } else {
-                    cache.release(table);
+                let Live { table, mut reservation, tokens } = live.swap_remove(i);
+                match random(3) {
+                    0 => cache.release_into(table, &mut reservation),
+                    1 => cache.end(table, &tokens),
+                    _ => drop(cache.release(table)),
                 }
                 cache.cancel(reservation);
             }

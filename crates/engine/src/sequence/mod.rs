@@ -95,8 +95,13 @@ impl Sequence {
     /// Ends the sequence and gives its blocks back.
     pub(crate) fn end(&mut self, reason: FinishReason, cache: &mut KvCache) {
         self.finish = Some(reason);
+        self.release(cache);
+    }
+
+    /// Gives its blocks back. Later requests may go on from them.
+    pub(crate) fn release(&mut self, cache: &mut KvCache) {
         if let Some(table) = self.table.take() {
-            cache.release(table);
+            cache.end(table, &self.tokens);
         }
     }
 

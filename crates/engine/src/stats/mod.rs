@@ -98,6 +98,12 @@ pub struct EngineStats {
     pub blocks_reserved: usize,
     /// Blocks that only the prefix cache holds.
     pub blocks_idle: usize,
+    /// Blocks of layers with sliding windows that sequences hold or that are kept for later requests.
+    pub window_blocks_taken: usize,
+    /// Those that are kept.
+    pub window_blocks_kept: usize,
+    /// Blocks of layers with sliding windows; 0 if these have the blocks of the other layers.
+    pub num_window_blocks: usize,
     /// All blocks of KV memory.
     pub num_blocks: usize,
     /// Positions of a block.

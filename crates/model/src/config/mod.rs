@@ -8,6 +8,7 @@ pub(crate) mod gguf_keys;
 pub(crate) mod hugging_face;
 mod hybrid_fields;
 mod latent_attention;
+mod windows;
 
 use pellucid_tensor::{Activation, DeltaNetShape, Extension, Mamba2Shape, RopeStyle, Routing};
 

@@ -14,6 +14,8 @@ use crate::{Batch, DecoderConfig, KvMemory};
 pub(crate) struct LayerMemory<'a> {
     pub(crate) index: usize,
     pub(crate) layer: &'a mut KvLayer,
+    /// The slots of the rows and the block tables of the sequences.
+    pub(crate) places: (&'a [u32], &'a [u32]),
     pub(crate) block_len: usize,
 }
 
@@ -58,7 +60,7 @@ pub(crate) fn forward(
         _ => None,
     };
     let AttentionActivations { queries, keys, values, attended, .. } = rows;
-    let (positions, sequences, block_tables) = (&batch.positions[..], &batch.sequences[..], &batch.block_tables[..]);
+    let (positions, sequences, (slots, block_tables)) = (&batch.positions[..], &batch.sequences[..], kv.places);
     let (scale, soft_cap, window) = (config.attention_scale, config.attention_soft_cap, layer.window);
     if layer.kv_from.is_some() {
         if let Some(rope) = rope {
@@ -68,7 +70,7 @@ pub(crate) fn forward(
         let call = Attention { queries, kv, positions, sequences, block_tables, shape, scale, soft_cap, window };
         backend.attention(call, attended)?;
     } else {
-        let (slots, sinks) = (&batch.slots[..], weights.sinks.as_ref());
+        let sinks = weights.sinks.as_ref();
         let values = Values::Rows(values);
         let call =
             Attend { rope, values, slots, positions, sequences, block_tables, shape, scale, soft_cap, window, sinks };

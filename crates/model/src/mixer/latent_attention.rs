@@ -39,10 +39,10 @@ pub(crate) fn forward(
     let attend = Attend {
         rope,
         values: Values::InKeys { first: sizes.rotary_size },
-        slots: &batch.slots,
+        slots: kv.places.0,
         positions: &batch.positions,
         sequences: &batch.sequences,
-        block_tables: &batch.block_tables,
+        block_tables: kv.places.1,
         shape,
         scale: config.attention_scale,
         soft_cap: config.attention_soft_cap,

@@ -28,12 +28,14 @@ pub(crate) fn forward(
         MixerWeights::Attention(weights) => {
             let block_len = kv.block_len();
             let stored_in = config.layer(index).kv_from.unwrap_or(index);
-            let memory = LayerMemory { index, layer: &mut kv.layers[stored_in], block_len };
+            let places = batch.places(kv.is_windowed(stored_in));
+            let memory = LayerMemory { index, layer: &mut kv.layers[stored_in], places, block_len };
             attention::forward(backend, config, weights, batch, memory, norms, a)
         }
         MixerWeights::LatentAttention(weights) => {
             let block_len = kv.block_len();
-            let memory = LayerMemory { index, layer: &mut kv.layers[index], block_len };
+            let places = batch.places(false);
+            let memory = LayerMemory { index, layer: &mut kv.layers[index], places, block_len };
             latent_attention::forward(backend, config, weights, batch, memory, norms, a)
         }
         MixerWeights::ShortConvolution(weights) => {

@@ -24,10 +24,12 @@ pub(crate) fn attention_rows(
     let taps = a.taps.take().expect("the layers ran with taps");
     let (num_rows, len) = (batch.num_rows(), *batch.positions.last().expect("a batch with rows") as usize + 1);
     let mut pass = WeightPass::new(backend, config, kv, query.layer, len)?;
-    let blocks = &batch.block_tables[..pass.block_table.len()];
     let all: Vec<u32> = (0..num_rows as u32).collect();
     let layer = config.layers[query.layer];
-    let stored = &kv.layers[layer.kv_from.unwrap_or(query.layer)];
+    let stored_in = layer.kv_from.unwrap_or(query.layer);
+    let stored = &kv.layers[stored_in];
+    let (_, block_tables) = batch.places(kv.is_windowed(stored_in));
+    let blocks = &block_tables[..pass.block_table.len()];
     let (rows, head_size) = (a.attention.of_mut(query.layer), pass.shape.head_size);
     let rope = match (&config.positions, layer.rope) {
         (Positions::Rope { style, .. }, Some(table)) => {

@@ -10,7 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, Source};
-use pellucid_engine::{KvBudget, KvNeed, MemoryPlan, state_need};
+use pellucid_engine::{KvBudget, KvNeed, MemoryPlan, WindowBytes, state_need, window_need};
 use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, PromptEnd, utc_now};
 use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, Error as ModelError, KvMemory, LoadOptions, Model as _};
 use pellucid_tensor::Backend;
@@ -158,7 +158,7 @@ pub fn plan_kv_memory(
     num_contexts: usize,
     snapshot_distance: Option<usize>,
 ) -> Result<MemoryPlan, Error> {
-    let need = kv_need(config, draft, kv_type, num_contexts, snapshot_distance)?;
+    let need = kv_need(config, draft, backend, kv_type, num_contexts, snapshot_distance)?;
     let budget = match kv_memory {
         Some(bytes) => KvBudget::Bytes(bytes),
         None => {
@@ -173,6 +173,7 @@ pub fn plan_kv_memory(
 pub(crate) fn kv_need(
     config: &DecoderConfig,
     draft: Option<&DecoderConfig>,
+    backend: &dyn Backend,
     kv_type: KvType,
     num_contexts: usize,
     snapshot_distance: Option<usize>,
@@ -183,8 +184,14 @@ pub(crate) fn kv_need(
     };
     let block = bytes_per_block(config)?;
     let (snapshot_bytes_per_block, state_bytes) = state_need(config, block as usize, num_contexts, snapshot_distance);
+    let step_tokens = step_tokens(backend, num_contexts);
+    let windows = window_need(config, backend, BLOCK_LEN, num_contexts, step_tokens).map(|need| WindowBytes {
+        bytes_per_block: KvMemory::window_bytes_per_block(config, kv_type.dtype(), BLOCK_LEN) as u64,
+        need,
+    });
     Ok(KvNeed {
         bytes_per_block: block,
+        windows,
         draft_bytes_per_block: draft.map_or(Ok(0), bytes_per_block)?,
         snapshot_bytes_per_block,
         state_bytes,
@@ -192,6 +199,11 @@ pub(crate) fn kv_need(
         context_len: config.context_len,
         num_contexts,
     })
+}
+
+/// Returns the maximum rows of a step.
+pub(crate) fn step_tokens(backend: &dyn Backend, max_sequences: usize) -> usize {
+    backend.chunk_len().max(max_sequences)
 }
 
 /// Returns the ids that every conversation with this system prompt begins with, whatever the user writes on whatever

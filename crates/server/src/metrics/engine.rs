@@ -50,12 +50,25 @@ impl EncodeMetric for GapMetric {
 /// Name, help and value of a statistic.
 type Statistic<V> = (&'static str, &'static str, fn(&EngineStats) -> V);
 
-const GAUGES: [Statistic<f64>; 8] = [
+const GAUGES: [Statistic<f64>; 11] = [
     ("requests_waiting", "Requests in the queue", |stats| stats.num_waiting as f64),
     ("sequences_running", "Sequences in the batch", |stats| stats.num_running as f64),
     ("kv_blocks_in_use", "KV blocks that requests hold", |stats| stats.blocks_in_use as f64),
     ("kv_blocks_reserved", "KV blocks reserved for running requests", |stats| stats.blocks_reserved as f64),
     ("kv_blocks_idle", "KV blocks of the prefix cache that can be evicted", |stats| stats.blocks_idle as f64),
+    (
+        "kv_window_blocks_taken",
+        "KV blocks of layers with sliding windows that are in use or kept in the prefix cache",
+        |stats| stats.window_blocks_taken as f64,
+    ),
+    ("kv_window_blocks_kept", "KV blocks of layers with sliding windows that are kept in the prefix cache", |stats| {
+        stats.window_blocks_kept as f64
+    }),
+    (
+        "kv_window_blocks",
+        "KV blocks of layers with sliding windows; 0 if they have the blocks of all layers",
+        |stats| stats.num_window_blocks as f64,
+    ),
     ("kv_blocks", "KV blocks in all", |stats| stats.num_blocks as f64),
     ("kv_use_ratio", "Share of KV blocks in use or reserved", kv_use),
     ("step_seconds_mean", "Mean time of a step", |stats| stats.step_time.as_secs_f64() / stats.steps.max(1) as f64),

@@ -33,6 +33,8 @@ pub enum Extension {
     PlainExperts,
     /// [`Activation::SquaredRelu`](crate::Activation::SquaredRelu).
     SquaredRelu,
+    /// Blocks of keys and values that only layers with sliding windows use, with block tables of their own.
+    WindowBlocks,
     /// [`Backend::expert_gates`](crate::Backend::expert_gates) and
     /// [`Backend::expert_sums`](crate::Backend::expert_sums).
     SharedExperts,
@@ -56,6 +58,7 @@ impl Extension {
             Extension::Mamba2 => "Mamba-2 layers",
             Extension::PlainExperts => "experts without gates",
             Extension::SquaredRelu => "squared ReLU",
+            Extension::WindowBlocks => "KV blocks of layers with windows",
             Extension::SharedExperts => "experts that ranks share out",
         }
     }

@@ -12,3 +12,4 @@ mod ranks;
 mod requests;
 mod speculation;
 mod support;
+mod windows;

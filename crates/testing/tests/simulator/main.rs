@@ -16,8 +16,9 @@ use std::time::Duration;
 
 use pellucid_engine::{
     BeamParams, Control, DraftCounts, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason,
-    Overcommit, Request, Scope, TenantId,
+    Overcommit, Request, Scope, TenantId, window_need,
 };
+use pellucid_model::Model;
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_selftest::{EventCollector, Outcome};
 use pellucid_tensor::DType;
@@ -91,8 +92,10 @@ fn a_million_operations_keep_the_engine_consistent() {
 
 fn simulate(seed: u64) -> (usize, EngineStats) {
     let mut random = Random(seed);
-    let max_sequences = 1 + random.below(8);
-    let options = EngineOptions {
+    let window = random.chance(2).then(|| 1 + random.below(8));
+    // With windows there are fewer sequences, so that window blocks are fewer than the others.
+    let max_sequences = 1 + random.below(if window.is_some() { 3 } else { 8 });
+    let mut options = EngineOptions {
         num_blocks: 10 + random.below(50),
         block_len: 4,
         kv_dtype: DType::F32,
@@ -106,6 +109,11 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
         snapshot_distance: None,
     };
     let mut model = FakeModel::new(VOCAB, CONTEXT);
+    if let Some(len) = window {
+        model = model.with_window(len);
+        let need = window_need(model.config(), &*model.backend(), 4, max_sequences, options.step_tokens);
+        options.num_blocks = need.expect("a window").num_live * 4 / 3 + 2 + random.below(20);
+    }
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];
     model.is_asynchronous = random.chance(2);
     model.wrong_every = random.chance(2).then(|| 1 + random.below(9));
@@ -114,6 +122,7 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
     model.clock = Some(clock.clone());
     let backend = model.backend();
     let mut engine = Engine::new(Box::new(model), backend, options).expect("an engine");
+    assert_eq!(engine.cache().has_windows(), window.is_some());
     engine.set_clock(Box::new(clock));
     drafters::draw(&mut engine, &mut random);
     if random.chance(3) {

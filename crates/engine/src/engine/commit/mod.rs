@@ -114,6 +114,8 @@ impl Engine {
             sequence.num_computed = chunk.positions.end - chunk.draft_len();
             let table = sequence.table.as_mut().expect("a running sequence has blocks");
             cache.index_full_blocks(table, &sequence.tokens[..group.request.num_cacheable(sequence.num_computed)]);
+            // A step that is on the device reads its positions before a later one stores others in their place.
+            cache.slide_window(table, group.request.first_window_position(sequence.num_computed));
             // A forced token is part of the reply, and is computed for the first time.
             let is_new = chunk.positions.start >= group.request.prompt.len().max(sequence.num_ever_computed);
             let counter = if is_new { &mut stats.decode_tokens } else { &mut stats.prefill_tokens };

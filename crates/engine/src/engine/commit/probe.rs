@@ -21,19 +21,20 @@ pub(super) fn probe_token(
     let num_output = sequence.tokens.len() - group.request.prompt.len();
     let Some(request) = group.request.probe.filter(|probe| probe.token == num_output) else { return Ok(()) };
     let tokens = &sequence.tokens;
-    let num_rows = request.attention.map_or(1, |attention| attention.rows).min(tokens.len());
+    let num_rows = request.num_rows().min(tokens.len());
     let first_position = tokens.len() - num_rows;
+    let table = sequence.table.as_ref().expect("a running sequence has blocks");
     let mut batch = Batch::default();
     let chunk = Chunk {
         ids: ChunkIds::Tokens(&tokens[first_position..]),
         first_position,
-        blocks: sequence.table.as_ref().expect("a running sequence has blocks").blocks(),
+        blocks: table.blocks(),
         wanted: num_rows - 1..num_rows,
         queries: &[],
         // A model with states is not probed.
         state: ChunkState::default(),
     };
-    batch.push(chunk, kv.block_len());
+    batch.push_with_windows(chunk, table.window_blocks(), kv.block_len());
     let mut layers: Vec<Result<Logprobs, pellucid_sampling::Error>> = Vec::new();
     let mut on_layer = |row: &[f32]| layers.push(Logprobs::of(row, id, request.layers.unwrap_or_default(), workspace));
     let run = || model.probe(&batch, kv, &request.query(), &mut on_layer);

@@ -12,7 +12,8 @@ pub(crate) struct MissReport {
     reused_tokens: usize,
     /// `differs`: the nearest cached prompt has another token at `position`; `evicted`: the next block was cached and
     /// has been evicted; `other_salt`: it is cached under another `cache_salt`; `no_snapshot`: it is cached, but no
-    /// snapshot of the model's recurrent state; `new`: the next whole block of tokens is not cached.
+    /// snapshot of the model's recurrent state; `no_window`: it is cached, but not the windows that layers with sliding
+    /// windows need to go on; `new`: the next whole block of tokens is not cached.
     reason: &'static str,
     /// The reason as a sentence.
     sentence: String,
@@ -53,6 +54,7 @@ impl MissReport {
             MissReason::Evicted => report("evicted"),
             MissReason::OtherSalt => report("other_salt"),
             MissReason::NoSnapshot => report("no_snapshot"),
+            MissReason::NoWindow => report("no_window"),
             MissReason::New => report("new"),
         }
     }
