@@ -158,9 +158,12 @@ impl StepCosts {
         self.num_steps += 1;
         let parts = self.parts(work);
         let predicted: f64 = parts.iter().sum();
-        let error = seconds.min(MAX_SURPRISE * predicted) - predicted;
-        let part_of_error = |part: f64| error * part / predicted;
         let around = self.knots(work.num_rows);
+        // A prediction for a row count that was never measured is a guess, and a measurement may be far from it.
+        let is_known = around.iter().any(|&(knot, weight)| weight >= 0.5 && self.num_measured[knot] > 0);
+        let counted = if is_known { seconds.min(MAX_SURPRISE * predicted) } else { seconds };
+        let error = counted - predicted;
+        let part_of_error = |part: f64| error * part / predicted;
         let norm: f64 = around.iter().map(|(_, weight)| weight * weight).sum();
         for (knot, weight) in around {
             // The first measurements count more: the prior is a guess.
@@ -252,6 +255,18 @@ mod tests {
         assert!((costs.predict(work) - 0.01).abs() < 1e-9);
         (0..20).for_each(|_| costs.measure(work, 0.03));
         assert!((costs.predict(work) / 0.03 - 1.0).abs() < 0.1, "{}", costs.predict(work));
+    }
+
+    #[test]
+    fn the_first_measurement_replaces_a_guess() {
+        let (mut costs, one, many) = (StepCosts::default(), Work::chunk(10, 1), Work::chunk(10, 256));
+        costs.measure(many, 0.01);
+        // Far from what 256 rows suggest: on a GPU one row takes almost as long.
+        costs.measure(one, 0.008);
+        assert!((costs.predict(one) / 0.008 - 1.0).abs() < 0.1, "{}", costs.predict(one));
+        // A pause of the machine counts as at most four predicted times.
+        costs.measure(one, 1.0);
+        assert!(costs.predict(one) < 0.03, "{}", costs.predict(one));
     }
 
     #[test]

@@ -122,6 +122,9 @@ impl Simulation {
         let clock = VirtualClock::new(machine);
         let mut model = FakeModel::new(VOCAB, CONTEXT);
         model.clock = Some(clock.clone());
+        // The engine launches a step on a GPU before it has the tokens of the one before it.
+        model.is_asynchronous = matches!(machine, Machine::Gpu);
+        model.digest_len = model.is_asynchronous.then_some(VOCAB);
         let backend = model.backend();
         let mut engine = Engine::new(Box::new(model), backend, OPTIONS).expect("an engine");
         engine.set_clock(Box::new(clock.clone()));
