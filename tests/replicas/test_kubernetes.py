@@ -10,7 +10,7 @@ import yaml
 from conftest import ALICE
 from serving import Server, tenant
 
-FOLDER = Path(__file__).parent.parent / "packaging/kubernetes"
+FOLDER = Path(__file__).parents[2] / "packaging/kubernetes"
 MANIFESTS = {path.stem: yaml.safe_load(path.read_text()) for path in sorted(FOLDER.glob("*.yaml"))}
 # The names under which an endpoint picker finds the values of the protocol for model servers.
 PICKER_METRICS = ["vllm:num_requests_waiting", "vllm:num_requests_running", "vllm:kv_cache_usage_perc"]
