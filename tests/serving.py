@@ -3,13 +3,16 @@
 It uses http.client, which lets tests send invalid requests that client libraries would reject.
 """
 
+import contextlib
 import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,6 +57,20 @@ def write_model(binaries, folder, *words):
 
 def tenant(name, key, **limits):
     return {"name": name, "keys": [key], **limits}
+
+
+def free_ports(count):
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [socket.getsockname()[1] for socket in sockets]
+
+
+def until(holds, what):
+    """Waits until `holds()` is true."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
 
 
 class Client:

@@ -1,35 +1,19 @@
 """Two servers behind a gateway that is not ours, the Shepherd Model Gateway (PyPI `smg`)."""
 
-import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from conftest import ALICE, BOB
-from serving import MODEL, TIMEOUT_S, Client, Server, tenant
+from serving import MODEL, TIMEOUT_S, Client, Server, free_ports, tenant, until
 
 OPERATOR = "operator-secret-key"
 # Longer than some blocks of the KV cache.
 PREFIX = "the quick brown fox jumps over the lazy dog and runs away " * 12
-
-
-def free_ports(count):
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [socket.getsockname()[1] for socket in sockets]
-
-
-def until(holds, what):
-    deadline = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 class Gateway(Client):
