@@ -27,6 +27,9 @@ pub struct Delta {
     pub tokens: Vec<ReplyToken>,
     /// How each token was chosen, where the request asks for traces.
     pub traces: Vec<ReplyTrace>,
+    /// Ids of the tokens whose text ends in this piece, where the request asks for them. The last piece adds the token
+    /// that ended the choice.
+    pub ids: Vec<u32>,
     /// Why the choice ended; set in its last piece.
     pub finish: Option<Finish>,
     /// Score of a beam; set in its last piece.
@@ -46,6 +49,7 @@ impl Delta {
             && self.calls.is_empty()
             && self.tokens.is_empty()
             && self.traces.is_empty()
+            && self.ids.is_empty()
             && self.finish.is_none()
     }
 
@@ -61,6 +65,7 @@ impl Delta {
         }
         fallible::extend(&mut self.tokens, next.tokens)?;
         fallible::extend(&mut self.traces, next.traces)?;
+        fallible::extend(&mut self.ids, next.ids)?;
         self.finish = next.finish.or(self.finish.take());
         self.score = next.score.or(self.score);
         Ok(())
@@ -118,6 +123,8 @@ pub struct TextRules<'r> {
     pub min_tokens: usize,
     /// Whether to report tokens with their log probabilities.
     pub reports_logprobs: bool,
+    /// Whether to report the ids of tokens.
+    pub reports_ids: bool,
     /// Separates thoughts and calls from the text; `None` shows the reply as it is.
     pub splitter: Option<&'r ReplySplitter>,
 }
@@ -137,6 +144,7 @@ pub struct ChoiceText {
     /// Characters that were decoded.
     num_characters: usize,
     reports_logprobs: bool,
+    reports_ids: bool,
     held: VecDeque<HeldToken>,
     num_tokens: usize,
     /// Ends of the tokens whose part is not known yet; see [`HeldToken::end`].
@@ -171,6 +179,7 @@ impl ChoiceText {
             num_released: 0,
             num_characters: 0,
             reports_logprobs: rules.reports_logprobs,
+            reports_ids: rules.reports_ids,
             held: VecDeque::new(),
             num_tokens: 0,
             undecided: VecDeque::new(),
@@ -238,7 +247,7 @@ impl ChoiceText {
         self.num_characters += piece.chars().count();
         // A token that completes no character is released with the one that does.
         let end = self.num_decoded + usize::from(piece.is_empty());
-        if self.reports_logprobs || token.trace.is_some() {
+        if self.reports_logprobs || self.reports_ids || token.trace.is_some() {
             let part = PartKind::Answer;
             let reply_token = ReplyToken { id: token.id, logprobs: token.logprobs.take(), offset, at_start, part };
             let trace = ReplyTrace::of(token).map(Box::new);
@@ -267,6 +276,11 @@ impl ChoiceText {
             Finish::EndToken(id) | Finish::StopToken(id) if num_calls > 0 => Finish::ToolCalls(id),
             finish => finish,
         };
+        if let (Finish::EndToken(id) | Finish::StopToken(id) | Finish::ToolCalls(id), true) =
+            (&finish, self.reports_ids)
+        {
+            delta.ids.extend(id);
+        }
         self.finish = Some(finish.clone());
         Delta { finish: Some(finish), ..delta }
     }
@@ -375,6 +389,9 @@ impl ChoiceText {
     /// Adds the tokens whose text is released.
     fn release_tokens(&mut self, delta: &mut Delta) {
         while let Some(held) = self.held.pop_front_if(|held| held.end <= self.num_released) {
+            if self.reports_ids {
+                delta.ids.push(held.token.id);
+            }
             if self.reports_logprobs {
                 delta.tokens.push(held.token);
             }

@@ -33,6 +33,8 @@ pub struct PromptRequest {
     pub echo: Option<String>,
     /// Whether only the echo is wanted; the engine generates at least one token, which is then not shown.
     pub drops_output: bool,
+    /// Whether to report the ids of the reply's tokens.
+    pub reports_ids: bool,
     /// Whether the reply continues the prompt's text, so that a space at its beginning is text.
     pub continues_text: bool,
     /// Separates thoughts and calls from the text; `None` shows the reply as it is.
@@ -52,6 +54,7 @@ impl PromptRequest {
             request,
             echo: None,
             drops_output: false,
+            reports_ids: false,
             continues_text: false,
             splitter: None,
             turns: Vec::new(),

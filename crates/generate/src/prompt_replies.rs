@@ -73,6 +73,7 @@ impl PromptReplies {
             stop,
             min_tokens: request.sampling.min_tokens as usize,
             reports_logprobs: request.sampling.logprobs.is_some(),
+            reports_ids: prompt.reports_ids,
             splitter: prompt.splitter.as_ref(),
         };
         let num_choices = request.beams.map_or(request.num_choices, |beams| beams.num_returned);

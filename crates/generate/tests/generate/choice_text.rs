@@ -11,7 +11,7 @@ use crate::support;
 
 fn choice(tokenizer: &Arc<Tokenizer>, stop: &[&str], min_tokens: usize, reports_logprobs: bool) -> ChoiceText {
     let stop: Vec<String> = stop.iter().map(|stop| stop.to_string()).collect();
-    let rules = TextRules { stop: &stop, min_tokens, reports_logprobs, splitter: None };
+    let rules = TextRules { stop: &stop, min_tokens, reports_logprobs, reports_ids: true, splitter: None };
     ChoiceText::new(0, TextStream::new(tokenizer.clone(), true), rules)
 }
 
@@ -117,6 +117,24 @@ fn log_probabilities_are_released_with_their_text() {
 }
 
 #[test]
+fn ids_are_released_with_their_text() {
+    let tokenizer = support::tokenizer();
+    let mut ended = choice(&tokenizer, &["END"], 0, false);
+    let text = bytes(&tokenizer, "aéENx");
+    let released: Vec<Vec<u32>> = push(&mut ended, &tokenizer, "aéENx").into_iter().map(|delta| delta.ids).collect();
+    assert_eq!(released, [&text[..1], &[], &text[1..3], &[], &[], &text[3..]]);
+    // The token that ends the choice has no text and is its last id.
+    let rest = bytes(&tokenizer, "EN");
+    assert!(push(&mut ended, &tokenizer, "EN").iter().all(Delta::is_empty));
+    assert_eq!(ended.end(Finish::EndToken(Some(3))).ids, [rest[0], rest[1], 3]);
+    // Tokens of a stop string have no text in the reply, so they are not reported.
+    let mut stopped = choice(&tokenizer, &["END"], 0, false);
+    let deltas = push(&mut stopped, &tokenizer, "aEND");
+    assert_eq!(deltas.into_iter().flat_map(|delta| delta.ids).collect::<Vec<_>>(), bytes(&tokenizer, "a"));
+    assert!(stopped.end(Finish::EndToken(Some(3))).ids.is_empty());
+}
+
+#[test]
 fn an_echo_moves_the_offsets() {
     let tokenizer = support::tokenizer();
     let mut choice = choice(&tokenizer, &[], 0, true);
@@ -147,7 +165,8 @@ fn the_tokens_of_a_sentencepiece_reply_join_to_its_text() {
 fn thinking(reply: &str, markers: ThoughtMarkers, is_open: bool) -> (Delta, usize) {
     let tokenizer = support::tokenizer();
     let splitter = ReplySplitter::default().with_thoughts(markers, is_open);
-    let rules = TextRules { stop: &["stop".into()], min_tokens: 0, reports_logprobs: true, splitter: Some(&splitter) };
+    let (stop, splitter) = (["stop".into()], Some(&splitter));
+    let rules = TextRules { stop: &stop, min_tokens: 0, reports_logprobs: true, reports_ids: true, splitter };
     let mut choice = ChoiceText::new(0, TextStream::new(tokenizer.clone(), true), rules);
     let mut whole = Delta::new(0);
     for id in tokenizer.encode_special(reply) {

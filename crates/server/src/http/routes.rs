@@ -100,7 +100,7 @@ pub(crate) async fn chat(
     let (shared, tenant) = (app.clone(), caller.tenant.clone());
     let read = move |value, model: &TextLease| ChatRequest::read(value, model)?.spec(model, &shared.limits, &tenant);
     let (spec, admission) = read_body(&app, &caller, request, true, read).await?;
-    let form = Envelope::of(&spec, &admission.model);
+    let form = Envelope::of(&spec, &admission.model)?;
     respond(app, caller, admission, spec, Box::new(form)).await
 }
 
@@ -118,7 +118,7 @@ pub(crate) async fn completions(
     let read =
         move |value, model: &TextLease| CompletionRequest::read(value, model)?.spec(model, &shared.limits, &tenant);
     let (spec, admission) = read_body(&app, &caller, request, true, read).await?;
-    let form = Envelope::of(&spec, &admission.model);
+    let form = Envelope::of(&spec, &admission.model)?;
     respond(app, caller, admission, spec, Box::new(form)).await
 }
 

@@ -108,6 +108,7 @@ impl ChatRequest {
             request.prediction = speculation::encode_prediction(text, model)?;
         }
         let mut prompt = PromptRequest::chat(request);
+        prompt.reports_ids = shared.reports_ids();
         prompt.turns = chat.conversation.turns(model)?;
         let mut not_enforced = Arc::default();
         match (rules, output) {

@@ -145,7 +145,8 @@ impl CompletionRequest {
             request.constraint = constraint.clone();
             request.score_prompt = echoes && completion.logprobs.is_some();
             let (echo, drops_output) = (echoes.then_some(text), max_tokens == 0);
-            prompts.push(PromptRequest { echo, drops_output, ..PromptRequest::text(request) });
+            let reports_ids = shared.reports_ids();
+            prompts.push(PromptRequest { echo, drops_output, reports_ids, ..PromptRequest::text(request) });
         }
         Ok(Spec {
             dialect: Dialect::Completions,

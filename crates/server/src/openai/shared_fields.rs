@@ -73,6 +73,9 @@ pub(crate) struct SharedFields {
     /// Report why the prompt was not found whole in the prefix cache.
     #[schema(default = false)]
     pub(crate) explain_cache: Option<bool>,
+    /// Report the ids of the tokens of the prompt and of each reply.
+    #[schema(default = false)]
+    pub(crate) return_token_ids: Option<bool>,
     /// Compute one token of the reply again and report what is inside the model.
     #[schema(value_type = Option<ProbeFields>)]
     pub(crate) probe: Option<ProbeRequest>,
@@ -123,6 +126,7 @@ impl SharedFields {
             structured_outputs: (),
             trace: fields.boolean("trace")?,
             explain_cache: fields.boolean("explain_cache")?,
+            return_token_ids: fields.boolean("return_token_ids")?,
             probe: probe::read(fields)?,
             speculate: fields.boolean("speculate")?,
             timeout_ms: fields.whole("timeout_ms", 1..=86_400_000)?,
@@ -151,6 +155,11 @@ impl SharedFields {
     /// Returns the identifier of the end user. OpenAI replaces `user` by `safety_identifier`, which therefore wins.
     pub(crate) fn end_user(&mut self) -> Option<String> {
         self.client.safety_identifier.take().or_else(|| self.user.take())
+    }
+
+    /// Whether to report the ids of tokens.
+    pub(crate) fn reports_ids(&self) -> bool {
+        self.return_token_ids == Some(true)
     }
 
     pub(crate) fn num_choices(&self) -> usize {

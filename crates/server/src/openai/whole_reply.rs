@@ -29,7 +29,7 @@ pub(crate) fn delta_bytes(delta: &Delta) -> usize {
     let tokens = tokens.map(|token| token_bytes(token.logprobs.as_ref().map_or(0, |logprobs| logprobs.top.len())));
     // Strings and vectors that grow have up to twice their length.
     let texts = 2 * (delta.text.len() + delta.thoughts.len()) + tools::calls_bytes(&delta.calls);
-    texts + tokens.sum::<usize>() + 2 * delta.traces.iter().map(trace).sum::<usize>()
+    texts + 2 * size_of_val(&*delta.ids) + tokens.sum::<usize>() + 2 * delta.traces.iter().map(trace).sum::<usize>()
 }
 
 /// Memory of a token of the reply that is reported with `num_top` log probabilities.
@@ -76,10 +76,14 @@ impl Envelope {
         parts.literal(",\"choices\":[");
         for (i, delta) in choices.into_iter().enumerate() {
             parts.literal(if i > 0 { ",{" } else { "{" });
-            self.choice(&Arc::new(delta), &mut parts);
+            self.choice(&Arc::new(delta), true, &mut parts);
             parts.literal("}");
         }
-        parts.literal("],\"usage\":");
+        parts.literal("]");
+        if let (Some(ids), Dialect::Chat) = (&self.prompt_ids, self.dialect) {
+            ids.write(0, &mut parts);
+        }
+        parts.literal(",\"usage\":");
         parts.value(&Usage::new(summary));
         parts.literal(",\"pellucid\":");
         parts.value(&Extension::new(sampling, summary));
@@ -87,8 +91,8 @@ impl Envelope {
         parts
     }
 
-    /// Writes the fields of a choice.
-    pub(crate) fn choice(&self, delta: &Arc<Delta>, parts: &mut JsonParts) {
+    /// Writes the fields of a choice. `is_first` says that no earlier piece of the choice was written.
+    pub(crate) fn choice(&self, delta: &Arc<Delta>, is_first: bool, parts: &mut JsonParts) {
         parts.literal(&format!("\"index\":{},", delta.choice));
         match self.dialect {
             Dialect::Completions => {
@@ -99,6 +103,14 @@ impl Envelope {
             Dialect::Chat => self.message(delta, parts),
         }
         self.details(delta, parts);
+        let Some(ids) = &self.prompt_ids else { return };
+        if is_first && self.dialect == Dialect::Completions {
+            ids.write(delta.choice, parts);
+        }
+        parts.literal(",\"token_ids\":[");
+        let delta = delta.clone();
+        parts.list(0..delta.ids.len(), move |i, out| out.json(&delta.ids[i]));
+        parts.literal("]");
     }
 
     /// Writes the assistant's message.
@@ -152,7 +164,7 @@ mod tests {
     use pellucid_tokenizer::Tokenizer;
 
     use super::*;
-    use crate::openai::reply_json::ChunkWriter;
+    use crate::openai::reply_json::{ChunkWriter, PromptIds};
     use crate::openai::sampling::SamplingFields;
     use crate::openai::shared_fields::Streaming;
     use crate::reply::buffer::ReplyBuffer;
@@ -171,6 +183,8 @@ mod tests {
             service_tier: logprobs.map(|_| "default"),
             may_call: false,
             tokenizer: Arc::new(tokenizer),
+            // Requests with log probabilities also ask for ids, so that both forms are tested.
+            prompt_ids: logprobs.map(|_| PromptIds::new(vec![(0..700).collect()], 3)),
         }
     }
 
@@ -183,7 +197,8 @@ mod tests {
         };
         let text = "a \"text\"\n\u{1F600}é".repeat(num_tokens as usize);
         let thoughts = "\"Hm\" ".repeat(num_tokens as usize);
-        Delta { text, thoughts, tokens: (0..num_tokens).map(token).collect(), ..Delta::new(choice) }
+        let ids = (0..num_tokens).collect();
+        Delta { text, thoughts, tokens: (0..num_tokens).map(token).collect(), ids, ..Delta::new(choice) }
     }
 
     fn calls() -> Vec<CallDelta> {
@@ -242,6 +257,7 @@ mod tests {
             assert!(writer.is_long(&delta) && !writer.is_long(&choice(0, 10, 3)));
             let mut expected = ReplyBuffer::default();
             writer.delta(&delta, None, &mut expected).unwrap();
+            let mut writer = ChunkWriter::new(envelope(Dialect::Completions, Some(3)), streaming);
             let mut joined = ReplyBuffer::default();
             let mut long = writer.begin_long(delta, &mut joined).unwrap();
             let mut num_steps = 0;

@@ -42,6 +42,8 @@ pub(crate) enum Dialect {
 /// Memory that the engine takes for each token of a prediction and each sequence: a copy, and three indexes of n-grams
 /// of up to 16 bytes.
 const PREDICTED_TOKEN_BYTES: usize = size_of::<u32>() + 3 * 16;
+/// Memory of a token of a prompt whose ids are reported: a copy, and its JSON in a buffer that grows.
+const REPORTED_ID_BYTES: usize = size_of::<u32>() + 2 * 8;
 
 /// A request that was read and checked.
 #[derive(Debug)]
@@ -78,10 +80,17 @@ impl Spec {
             let predicted = request.prediction.len()
                 * (size_of::<u32>() + request.best_of.max(request.num_choices) * PREDICTED_TOKEN_BYTES);
             let num_grammars = if request.constraint.is_some() { request.best_of } else { 0 };
+            let reported = if prompt.reports_ids { request.prompt.len() * REPORTED_ID_BYTES } else { 0 };
             let parsers = num_grammars * structured_output::BYTES_PER_REPLY;
             let judged = prompt.judged.as_ref().map_or(0, JudgedPrompt::held_bytes);
             let probed = request.probe.map_or(0, |wanted| probe::held_bytes(&wanted, request.prompt.len()));
-            judged + probed + parsers + request.prompt.len() * (2 * size_of::<u32>() + scores) + predicted + echoed
+            judged
+                + probed
+                + reported
+                + parsers
+                + request.prompt.len() * (2 * size_of::<u32>() + scores)
+                + predicted
+                + echoed
         };
         let names: usize = self.not_enforced.iter().map(|path| size_of::<String>() + path.len()).sum();
         self.prompts.iter().map(prompt).sum::<usize>() + PIECES_IN_FLIGHT + names

@@ -1,5 +1,7 @@
 //! Replies as JSON, whole and in chunks, for chat and for completions. The OpenAPI document describes these types.
 
+mod pieces;
+mod prompt_ids;
 mod stream;
 
 use std::sync::Arc;
@@ -10,6 +12,10 @@ use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use pieces::{ChatDelta, ChatPiece, CompletionPiece};
+pub(crate) use prompt_ids::PromptIds;
+
+use crate::http::error::ApiError;
 use crate::openai::logprobs::{self, ChatLogprobs, CompletionLogprobs};
 use crate::openai::shared_fields::Streaming;
 use crate::openai::tools::{self, CallPiece, CalledTool};
@@ -33,6 +39,9 @@ pub(crate) struct ChatCompletion {
     #[serde(skip_serializing_if = "Option::is_none")]
     service_tier: Option<&'static str>,
     choices: Vec<ChatChoice>,
+    /// Ids of the prompt's tokens, if the request sets `return_token_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
     usage: Usage,
     pellucid: Extension,
 }
@@ -52,6 +61,9 @@ pub(crate) struct ChatChoice {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     trace: Vec<Value>,
+    /// Ids of the reply's tokens and of the token that ended it, if the request sets `return_token_ids`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 /// The assistant's message.
@@ -108,44 +120,12 @@ pub(crate) struct CompletionChoice {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<Object>)]
     trace: Vec<Value>,
-}
-
-/// The choice in a chunk of a streamed chat.
-#[derive(Debug, Serialize)]
-struct ChatPiece<'a> {
-    index: usize,
-    delta: ChatDelta<'a>,
-    logprobs: Option<ChatLogprobs>,
-    finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    trace: Vec<Value>,
-}
-
-#[derive(Debug, Default, Serialize)]
-struct ChatDelta<'a> {
+    /// Ids of the prompt's tokens, if the request sets `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    /// `Some(None)` is null.
+    prompt_token_ids: Option<Vec<u32>>,
+    /// Ids of the reply's tokens and of the token that ended it, if the request sets `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    content: Option<Option<&'a str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_content: Option<&'a str>,
-    /// The same text under the name that other clients read.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning: Option<&'a str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<CallPiece<'a>>,
-}
-
-/// The choice in a chunk of a streamed completion.
-#[derive(Debug, Serialize)]
-struct CompletionPiece<'a> {
-    index: usize,
-    text: &'a str,
-    logprobs: Option<CompletionLogprobs>,
-    finish_reason: Option<&'static str>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    trace: Vec<Value>,
+    token_ids: Option<Vec<u32>>,
 }
 
 /// Returns OpenAI's finish reason. `repetition` is none of OpenAI's; only requests that set `loop_guard` get it.
@@ -173,6 +153,8 @@ pub(crate) struct Envelope {
     /// Whether the reply may call tools.
     pub(crate) may_call: bool,
     pub(crate) tokenizer: Arc<Tokenizer>,
+    /// Present if the reply reports the ids of tokens.
+    pub(crate) prompt_ids: Option<PromptIds>,
 }
 
 impl Envelope {
@@ -183,10 +165,10 @@ impl Envelope {
         }
     }
 
-    /// Returns the envelope of the reply to a request.
-    pub(crate) fn of(spec: &Spec, model: &LoadedModel) -> Envelope {
+    /// Returns the envelope of the reply to a request. Fails if there is no memory for the ids of its prompts.
+    pub(crate) fn of(spec: &Spec, model: &LoadedModel) -> Result<Envelope, ApiError> {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        Envelope {
+        Ok(Envelope {
             dialect: spec.dialect,
             logprobs: spec.logprobs,
             id: random::id(Envelope::id_prefix(spec.dialect)),
@@ -196,7 +178,12 @@ impl Envelope {
             service_tier: spec.service_tier,
             may_call: spec.may_call,
             tokenizer: model.tokenizer.clone(),
-        }
+            prompt_ids: PromptIds::of(spec)?,
+        })
+    }
+
+    fn token_ids<'d>(&self, delta: &'d Delta) -> Option<&'d [u32]> {
+        self.prompt_ids.as_ref().map(|_| &*delta.ids)
     }
 
     fn traces(&self, delta: &Delta) -> Result<Vec<Value>, OutOfMemory> {
@@ -236,6 +223,7 @@ impl Envelope {
                     logprobs: self.chat_logprobs(&delta).unwrap(),
                     finish_reason: reason(&delta),
                     trace: self.traces(&delta).unwrap(),
+                    token_ids: self.token_ids(&delta).map(<[u32]>::to_vec),
                     message: AssistantMessage {
                         role: "assistant",
                         content: Some(delta.text).filter(|text| !text.is_empty() || delta.calls.is_empty()),
@@ -246,6 +234,7 @@ impl Envelope {
                 };
                 serde_json::to_string(&ChatCompletion {
                     choices: choices.into_iter().map(choice).collect(),
+                    prompt_token_ids: self.prompt_ids.as_ref().map(|ids| ids.of_choice(0).to_vec()),
                     object: "chat.completion",
                     id: self.id,
                     created: self.created,
@@ -262,6 +251,8 @@ impl Envelope {
                     logprobs: self.completion_logprobs(&delta).unwrap(),
                     finish_reason: reason(&delta),
                     trace: self.traces(&delta).unwrap(),
+                    prompt_token_ids: self.prompt_ids.as_ref().map(|ids| ids.of_choice(delta.choice).to_vec()),
+                    token_ids: self.token_ids(&delta).map(<[u32]>::to_vec),
                     text: delta.text,
                 };
                 serde_json::to_string(&Completion {
@@ -301,6 +292,8 @@ pub(crate) struct ChunkWriter {
     head: String,
     include_usage: bool,
     padding: Option<Padding>,
+    /// Whether a piece of each choice was written. Empty unless the reply reports the ids of tokens.
+    has_begun: Vec<bool>,
 }
 
 impl ChunkWriter {
@@ -320,7 +313,8 @@ impl ChunkWriter {
             word(&envelope.fingerprint),
         );
         let padding = streaming.obfuscates.then(Padding::new);
-        ChunkWriter { envelope, head, include_usage: streaming.include_usage, padding }
+        let has_begun = envelope.prompt_ids.as_ref().map_or_else(Vec::new, |ids| vec![false; ids.num_choices()]);
+        ChunkWriter { envelope, head, include_usage: streaming.include_usage, padding, has_begun }
     }
 
     /// Writes the first chunk of a chat choice, which gives the role. Completions have none and return false.
@@ -332,9 +326,21 @@ impl ChunkWriter {
         let content = if self.envelope.may_call { None } else { Some("") };
         let delta = ChatDelta { role: Some("assistant"), content: Some(content), ..ChatDelta::default() };
         chunk.push(&self.head)?;
-        chunk.json(&ChatPiece { index, delta, logprobs: None, finish_reason: None, trace: Vec::new() })?;
+        let (trace, token_ids) = (Vec::new(), None);
+        chunk.json(&ChatPiece { index, delta, logprobs: None, finish_reason: None, trace, token_ids })?;
+        chunk.push("]")?;
+        // All choices have one prompt.
+        if let Some(ids) = self.envelope.prompt_ids.as_ref().filter(|_| index == 0) {
+            chunk.push(",\"prompt_token_ids\":")?;
+            chunk.json(&ids.of_choice(0))?;
+        }
         self.end(0, None, chunk)?;
         Ok(true)
+    }
+
+    /// Returns true for the first piece of a choice, if the reply reports the ids of tokens.
+    fn begins(&mut self, choice: usize) -> bool {
+        self.has_begun.get_mut(choice).is_some_and(|has_begun| !std::mem::replace(has_begun, true))
     }
 
     /// Writes a piece of a choice. `last` adds counts and times to the last piece, unless they have a chunk of their
@@ -347,6 +353,8 @@ impl ChunkWriter {
     ) -> Result<(), OutOfMemory> {
         let finish_reason = delta.finish.as_ref().map(finish_reason);
         let trace = self.envelope.traces(delta)?;
+        let is_first = self.begins(delta.choice);
+        let token_ids = self.envelope.token_ids(delta);
         let envelope = &self.envelope;
         chunk.push(&self.head)?;
         let start = chunk.len();
@@ -367,6 +375,7 @@ impl ChunkWriter {
                     logprobs: envelope.chat_logprobs(delta)?.filter(|shown| !shown.content.is_empty()),
                     finish_reason,
                     trace,
+                    token_ids,
                 })?;
             }
             Dialect::Completions => chunk.json(&CompletionPiece {
@@ -375,13 +384,20 @@ impl ChunkWriter {
                 logprobs: envelope.completion_logprobs(delta)?.filter(|_| !delta.tokens.is_empty()),
                 finish_reason,
                 trace,
+                prompt_token_ids: envelope
+                    .prompt_ids
+                    .as_ref()
+                    .filter(|_| is_first)
+                    .map(|ids| ids.of_choice(delta.choice)),
+                token_ids,
             })?,
         }
+        chunk.push("]")?;
         // The part of the chunk whose length depends on the text, in bytes of JSON.
-        let varying = match delta.tokens.is_empty() && delta.traces.is_empty() {
+        let varying = match delta.tokens.is_empty() && delta.traces.is_empty() && token_ids.is_none() {
             // Thoughts are written under two names.
             true => json_text_len(&delta.text) + 2 * json_text_len(&delta.thoughts) + tools::texts_len(&delta.calls),
-            false => chunk.len() - start,
+            false => chunk.len() - start - 1,
         };
         self.end(varying, last, chunk)
     }
@@ -412,11 +428,12 @@ impl ChunkWriter {
     }
 
     /// Begins the chunk of a long piece.
-    pub(crate) fn begin_long(&self, delta: Delta, chunk: &mut ReplyBuffer) -> Result<LongPiece, OutOfMemory> {
+    pub(crate) fn begin_long(&mut self, delta: Delta, chunk: &mut ReplyBuffer) -> Result<LongPiece, OutOfMemory> {
         chunk.push(&self.head)?;
         let mut parts = JsonParts::default();
         parts.literal("{");
-        self.envelope.choice(&Arc::new(delta), &mut parts);
+        let is_first = self.begins(delta.choice);
+        self.envelope.choice(&Arc::new(delta), is_first, &mut parts);
         parts.literal("}");
         Ok(LongPiece { parts, len: 0 })
     }
@@ -432,18 +449,19 @@ impl ChunkWriter {
         let is_complete = piece.parts.write(limit, chunk)?;
         piece.len += chunk.len() - start;
         if is_complete {
+            chunk.push("]")?;
             self.end(piece.len, None, chunk)?;
         }
         Ok(is_complete)
     }
 
+    /// Writes the fields behind the list of choices, and the end.
     fn end(
         &mut self,
         varying: usize,
         extension: Option<&Extension>,
         chunk: &mut ReplyBuffer,
     ) -> Result<(), OutOfMemory> {
-        chunk.push("]")?;
         if self.include_usage {
             chunk.push(",\"usage\":null")?;
         }

@@ -90,7 +90,7 @@ fn updated(sampling: &Sampling, changes: SamplingFields, model: &LoadedModel) ->
 }
 
 /// Request fields that are known but cannot be changed in flight.
-const FIXED: [&str; 20] = [
+const FIXED: [&str; 21] = [
     "model",
     "messages",
     "max_tokens",
@@ -107,6 +107,7 @@ const FIXED: [&str; 20] = [
     "trace",
     "probe",
     "explain_cache",
+    "return_token_ids",
     "timeout_ms",
     "chat_template_kwargs",
     "speculate",

@@ -124,7 +124,7 @@ where
         return Err(error.into());
     }
     let spec = socket.during(guard::judge(caller, &admission, spec)).await??;
-    let envelope = Envelope::of(&spec, &admission.model);
+    let envelope = Envelope::of(&spec, &admission.model)?;
     let reply = submit(app, caller, admission, spec)?;
     Dialogue::new(app, caller, reply, ChunkWriter::new(envelope, streaming)).run(socket).await
 }
