@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
+use pellucid_engine::kv_cache::KvEventSink;
 use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
 use pellucid_generate::{Grammars, Guards, LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, LoadOptions, Model as _, Pooling};
@@ -61,6 +62,7 @@ pub struct Builder {
     chat_template: Option<String>,
     speculation: Speculation,
     guards: Guards,
+    pub(crate) kv_events: Option<(TenantId, Box<dyn KvEventSink>)>,
     /// How the rows of a text become one vector, for models that compute vectors.
     pub(crate) pooling: Option<Pooling>,
     pub(crate) ranks: Ranks,
@@ -130,6 +132,7 @@ impl Builder {
             chat_template: None,
             speculation: Speculation::DEFAULT,
             guards: Guards::default(),
+            kv_events: None,
             pooling: None,
             ranks: Ranks::One,
             on_event: Box::new(|_| ()),
@@ -435,6 +438,9 @@ impl Builder {
             }
             let prefix = shared_prefix(system, &tokenizer, template.as_ref(), on_event)?;
             engine.cache_mut().share_prefix(prefix);
+        }
+        if let Some((tenant, sink)) = self.kv_events {
+            engine.set_kv_events(tenant, sink);
         }
         engine.set_speculation(self.speculation.options());
         // After the quotas and the shared prefix, which hold for the draft model's cache as well.

@@ -9,6 +9,7 @@ mod draft_model;
 mod embedding_model;
 mod error;
 mod generate_all;
+mod kv_events;
 mod kv_type;
 mod loading;
 mod memory_need;

@@ -17,6 +17,7 @@ mod connection;
 #[doc(hidden)]
 pub mod fuzzing;
 mod http;
+mod kv_events;
 mod limits;
 mod llama_cpp;
 mod log_losses;
@@ -40,6 +41,7 @@ pub use connection::client_address::{ForwardedHeader, Network, Proxies};
 pub use connection::tls::{PemFile, Tls, TlsError};
 pub use http::drain::Drain;
 pub use http::listen::Ended;
+pub use kv_events::KvEventPublisher;
 pub use limits::keys_file::{KeysError, KeysFile, TenantConfig};
 pub use limits::shared_tenants::{Reloaded, SharedTenants};
 pub use limits::tenants::Tenants;

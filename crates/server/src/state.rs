@@ -10,6 +10,7 @@ use pellucid_engine::Liveness;
 use crate::connection::client_address::Proxies;
 use crate::http::drain::Drain;
 use crate::http::error::ApiError;
+use crate::kv_events::KvEventPublisher;
 use crate::limits::client_memory::ClientMemory;
 use crate::limits::failed_keys::FailedKeys;
 use crate::limits::shared_tenants::SharedTenants;
@@ -108,6 +109,8 @@ pub struct Options {
     pub log_losses: Arc<LogLosses>,
     /// Exports spans of requests to OpenTelemetry; `None` records none.
     pub spans: Option<Arc<SpanExporter>>,
+    /// Publishes changes of the prefix cache, of which the metrics report counts.
+    pub kv_events: Option<Arc<KvEventPublisher>>,
     /// Downloads models for `/api/pull`; without it, the route is refused.
     pub puller: Option<Arc<dyn ModelPuller>>,
     /// Keeps stored responses beyond the life of the process.
@@ -163,6 +166,7 @@ impl App {
             device,
             log_losses,
             spans,
+            kv_events,
             puller,
             responses_db,
         } = options;
@@ -170,6 +174,9 @@ impl App {
         let mut metrics = Metrics::new(names, models.finder.is_some(), vllm_metrics, log_losses);
         if let Some(exporter) = &spans {
             metrics.add_spans(exporter.clone());
+        }
+        if let Some(publisher) = kv_events {
+            metrics.add_kv_events(publisher);
         }
         let models = Arc::new(Models::new(models, metrics.models.clone()));
         let held = metrics.client_memory.clone();

@@ -8,6 +8,7 @@
 //! - `schedule`: a chunk for each running sequence; `drafting` adds drafted tokens to it; `preemption` when there is no
 //!   memory for it; `tenants` keeps the accounts of the time that each tenant's chunks took.
 //! - `run`: the forward pass; `look_ahead` launches the next one before this one has ended; `failure` if it fails.
+//!   `kv_events` tells others what the prefix cache holds.
 //! - `commit`: sends events, ends replies; `sample` for its tokens, `beams` for beam search.
 
 mod admission;
@@ -17,6 +18,7 @@ mod control;
 mod deadline;
 mod drafting;
 mod failure;
+mod kv_events;
 pub(crate) mod look_ahead;
 mod options;
 mod preemption;
@@ -35,7 +37,7 @@ use pellucid_tensor::Backend;
 
 use crate::buffered_sink::BufferedSink;
 use crate::clock::{Clock, SystemClock};
-use crate::kv_cache::{KvCache, TenantId};
+use crate::kv_cache::{KvCache, KvEventSink, TenantId};
 use crate::queue::Queue;
 use crate::request_limits::{CheckedRequest, RequestLimits, check};
 use crate::scheduler::{Served, StepCosts, TimeShare};
@@ -83,6 +85,8 @@ pub struct Engine {
     batch: Batch,
     look_ahead: LookAhead,
     drafters: Drafters,
+    /// Receives the changes of the prefix cache.
+    kv_events: Option<Box<dyn KvEventSink>>,
     /// Logits of earlier steps, kept for their memory.
     spare_logits: Vec<Logits>,
     /// Memory for a row of logits whose digest did not determine the token.
@@ -97,11 +101,13 @@ impl Engine {
         self.admit();
         let Some(mut step) = self.schedule() else {
             self.deliver();
+            self.send_kv_events();
             self.last_end = None;
             return self.num_waiting() > 0 || !self.running.is_empty();
         };
         let outcome = self.run(&mut step);
         self.commit(&step, outcome);
+        self.send_kv_events();
         self.end_step(step, started);
         true
     }
@@ -168,6 +174,7 @@ impl Engine {
             batch: Batch::default(),
             look_ahead: LookAhead::default(),
             drafters: Drafters::default(),
+            kv_events: None,
             spare_logits: Vec::new(),
             spare_row: Vec::new(),
             workspace: Workspace::default(),

@@ -9,6 +9,7 @@
 
 mod audit;
 mod block_table;
+mod events;
 mod eviction_queues;
 mod prefix_cache;
 mod prefix_index;
@@ -21,12 +22,14 @@ mod windows;
 use std::collections::HashMap;
 
 pub use block_table::{BlockCopy, BlockTable, Reservation};
+pub use events::{KvEvent, KvEventSink};
 pub use prefix_miss::{MissReason, PrefixDifference, PrefixMiss};
 pub use quota::TenantUsage;
 pub use scope::{Scope, TenantId};
 pub use states::{StateCopy, StateOptions, StatePlan, StateSlot};
 pub use windows::{WindowBlock, WindowOptions};
 
+use events::KvEventLog;
 use eviction_queues::EvictionQueues;
 use prefix_cache::Content;
 use prefix_index::{BlockHasher, PrefixIndex};
@@ -95,6 +98,8 @@ pub struct KvCache {
     states: Option<StateSlots>,
     /// Present if layers with windows have blocks of their own.
     windows: Option<Windows>,
+    /// Present if someone follows the changes of the prefix cache.
+    events: Option<KvEventLog>,
 }
 
 impl KvCache {
@@ -120,6 +125,7 @@ impl KvCache {
             clock: 0,
             states: None,
             windows: None,
+            events: None,
         }
     }
 

@@ -55,19 +55,22 @@ impl KvCache {
             let i = table.num_hashed();
             let range = i * self.block_len..(i + 1) * self.block_len;
             let scope = self.scope_of_block(table.scope(), tokens, range.end);
-            let hash = self.hasher.hash(scope, table.last_hash(), &tokens[range.clone()]);
+            let parent = table.last_hash();
+            let hash = self.hasher.hash(scope, parent, &tokens[range.clone()]);
             let block = table.blocks()[i];
             let index = self.indexes.entry(scope).or_default();
             // Another sequence of the scope may have computed the same block at the same time; the first one stays in
             // the index.
             if self.blocks[block as usize].content.is_none() && index.insert(hash, block) {
-                let tokens = tokens[range].into();
+                let content = tokens[range].into();
                 let entry = &mut self.blocks[block as usize];
                 let (depth, last_used) = (i as u32, self.clock);
-                entry.content = Some(Content { scope, hash, depth, tokens, last_used, snapshot: None, window: None });
+                entry.content =
+                    Some(Content { scope, hash, depth, tokens: content, last_used, snapshot: None, window: None });
                 let owner = std::mem::replace(&mut entry.owner, scope.tenant);
                 self.usage_mut(owner).in_use -= 1;
                 self.usage_mut(scope.tenant).in_use += 1;
+                self.record_stored(scope, hash, parent, &tokens[i * self.block_len..(i + 1) * self.block_len]);
             }
             table.push_hash(hash);
             self.keep_snapshot(table, i, (scope, hash), &tokens[i * self.block_len..(i + 1) * self.block_len]);
@@ -168,6 +171,7 @@ impl KvCache {
         if index.is_empty() {
             self.indexes.remove(&content.scope);
         }
+        self.record_removed(content.scope, content.hash);
         self.forget_snapshot(content.scope, content.depth, block, content.snapshot);
         self.forget_window(content.scope, content.depth, block, content.window);
         self.usage_mut(tenant).idle -= 1;

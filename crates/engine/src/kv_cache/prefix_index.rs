@@ -8,6 +8,14 @@ use super::{BlockId, Scope};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct BlockHash([u8; 16]);
 
+impl BlockHash {
+    /// Returns 64 of its bits, by which routers name blocks.
+    pub(super) fn short(self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
 /// Computes `hash(secret, scope, hash of the block before, tokens)`.
 #[derive(Debug)]
 pub(super) struct BlockHasher {

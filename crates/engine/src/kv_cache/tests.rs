@@ -310,3 +310,69 @@ fn a_miss_names_the_first_token_that_differs_or_what_became_of_the_block() {
     assert_eq!(reason(&cache, own, &cached).unwrap(), PrefixMiss { reused: 0, reason: MissReason::Evicted });
     assert_eq!(reason(&cache, other, &cached).unwrap().reason, MissReason::New);
 }
+
+/// Applies events to a router's picture of the cache; every parent must be known.
+fn follow(known: &mut Vec<u64>, events: Vec<KvEvent>) -> Vec<u32> {
+    let mut stored = Vec::new();
+    for event in events {
+        match event {
+            KvEvent::Stored { hash, parent, tokens } => {
+                assert!(parent.is_none_or(|parent| known.contains(&parent)) && !known.contains(&hash));
+                known.push(hash);
+                stored.extend(tokens);
+            }
+            KvEvent::Removed { hash } => {
+                let i = known.iter().position(|&other| other == hash).expect("a block that was stored");
+                known.remove(i);
+            }
+        }
+    }
+    stored
+}
+
+#[test]
+fn events_tell_which_blocks_of_the_tenant_can_be_found() {
+    let mut cache = cache(8);
+    cache.record_events(TenantId(1));
+    let mut known = Vec::new();
+    serve(&mut cache, tenant(1), &prompt(13, 0));
+    assert_eq!(follow(&mut known, cache.take_events()), prompt(12, 0));
+    // The second time nothing new is stored; a longer prompt adds its own blocks behind the known ones.
+    serve(&mut cache, tenant(1), &prompt(13, 0));
+    assert_eq!(cache.take_events(), []);
+    serve(&mut cache, tenant(1), &prompt(17, 0));
+    assert_eq!(follow(&mut known, cache.take_events()), prompt(16, 0)[12..]);
+    // Another prompt takes the memory: at every time the events name exactly the blocks in the index.
+    serve(&mut cache, tenant(1), &prompt(25, 500));
+    follow(&mut known, cache.take_events());
+    let mut found: Vec<u64> = cache.contents_of(tenant(1)).map(|(_, hash, _)| hash.short()).collect();
+    found.sort_unstable();
+    known.sort_unstable();
+    assert_eq!(known, found);
+    assert!(known.len() < 10, "some were evicted");
+}
+
+#[test]
+fn events_never_concern_other_tenants_or_salts() {
+    let mut cache = cache(32);
+    cache.record_events(TenantId(1));
+    serve(&mut cache, tenant(2), &prompt(13, 0));
+    serve(&mut cache, Scope::salted(TenantId(1), "a"), &prompt(13, 0));
+    // Blocks of theirs that are evicted are not named either.
+    while cache.evict_one().is_some() {}
+    assert_eq!(cache.take_events(), []);
+    serve(&mut cache, tenant(1), &prompt(13, 0));
+    assert_eq!(cache.take_events().len(), 3);
+}
+
+#[test]
+fn events_include_shared_prefixes_so_that_chains_are_whole() {
+    let mut cache = cache(32);
+    cache.share_prefix(prompt(9, 0));
+    cache.record_events(TenantId(1));
+    let mut known = Vec::new();
+    serve(&mut cache, tenant(2), &prompt(16, 0));
+    assert_eq!(follow(&mut known, cache.take_events()), prompt(8, 0), "not what follows the shared prefix");
+    serve(&mut cache, tenant(1), &prompt(16, 0));
+    assert_eq!(follow(&mut known, cache.take_events()), prompt(16, 0)[8..]);
+}

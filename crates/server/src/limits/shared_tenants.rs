@@ -54,6 +54,15 @@ impl SharedTenants {
         self.current().kv_quotas().collect()
     }
 
+    /// Returns the id of the tenant with this name, or without keys and a name that of all requests. A tenant keeps its
+    /// id as long as the server runs.
+    pub fn id_of(&self, name: Option<&str>) -> Option<TenantId> {
+        match name {
+            Some(name) => self.named(name).map(|tenant| tenant.id),
+            None => self.current().tenants.first().filter(|_| !self.has_keys()).map(|tenant| tenant.id),
+        }
+    }
+
     /// Returns the tenants as they are now.
     pub(crate) fn current(&self) -> Arc<Tenants> {
         self.0.current.read().unwrap_or_else(PoisonError::into_inner).clone()

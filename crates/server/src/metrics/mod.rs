@@ -26,6 +26,7 @@ use self::tenants::TenantCollector;
 pub(crate) use self::tenants::TenantMemory;
 use self::vllm::{VllmCollector, VllmLabels, VllmValues};
 use crate::connection::connections::Refusal;
+use crate::kv_events::{KvEventCollector, KvEventPublisher};
 use crate::log_losses::{LogLossCollector, LogLosses};
 use crate::spans::exporter::{SpanCollector, SpanExporter};
 
@@ -213,6 +214,11 @@ impl Metrics {
             has_several,
             has_vllm,
         }
+    }
+
+    /// Adds the counts of published KV events.
+    pub(crate) fn add_kv_events(&mut self, publisher: Arc<KvEventPublisher>) {
+        self.registry.register_collector(Box::new(KvEventCollector(publisher)));
     }
 
     /// Adds the counts of exported spans.

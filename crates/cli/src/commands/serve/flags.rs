@@ -7,7 +7,7 @@ use std::time::Duration;
 use pellucid_engine::Overcommit;
 use pellucid_server::{ForwardedHeader, KeepAlive, Limits, Network, Proxies, ResponseDatabase};
 
-use super::{DEFAULT_HOST, SpanArgs};
+use super::{DEFAULT_HOST, KvEventArgs, SpanArgs};
 use crate::commands::embed::PoolingArgs;
 use crate::flags::byte_size;
 use crate::flags::chat_template::TemplateArgs;
@@ -134,6 +134,9 @@ pub(crate) struct ServeArgs {
 
     #[command(flatten)]
     pub(super) spans: SpanArgs,
+
+    #[command(flatten)]
+    pub(super) kv_events: KvEventArgs,
 
     /// Defaults of requests that do not give these options.
     #[command(flatten)]

@@ -6,6 +6,7 @@ mod browser;
 mod embeddings;
 pub(crate) mod fingerprint;
 mod flags;
+mod kv_events;
 mod later_models;
 mod model_settings;
 mod names;
@@ -38,6 +39,8 @@ use crate::terminal::interrupt::{Interrupt, Interrupted};
 use crate::terminal::log;
 use flags::LogLevel;
 pub(crate) use flags::ServeArgs;
+pub(crate) use kv_events::KvEventArgs;
+use kv_events::KvEvents;
 use names::{GivenModel, given_model};
 pub(crate) use spans::{SpanArgs, SpanVariables};
 
@@ -70,13 +73,15 @@ pub(crate) fn run(
     let guards = args.guard.open(&args.compute, hub)?;
     guards.notes.iter().for_each(|note| info!("{note}"));
     let tenants = SharedTenants::from(tenants);
+    let kv_events = kv_events::start(args, &tenants, several.is_some())?;
     let (models, device, later) = match several {
         Some(several) => {
             let (models, device, later) = several::plan(args, several, guards, &tenants, hub)?;
             (models, device, Some(later))
         }
         None => {
-            let (models, device) = load_one(args, (first, &path), (&tenants, hub), (template, guards))?;
+            let (models, device) =
+                load_one(args, (first, &path), (&tenants, kv_events.as_ref(), hub), (template, guards))?;
             (models, device, None)
         }
     };
@@ -106,6 +111,7 @@ pub(crate) fn run(
         device,
         log_losses,
         spans: spans.clone(),
+        kv_events: kv_events.map(|events| events.publisher),
         puller: Some(Arc::new(pull::HubPuller { hub: hub.clone(), later })),
         responses_db,
     };
@@ -130,7 +136,7 @@ pub(crate) fn run(
 fn load_one(
     args: &ServeArgs,
     (given, path): (Option<GivenModel<'_>>, &Path),
-    (tenants, hub): (&SharedTenants, &Hub),
+    (tenants, kv_events, hub): (&SharedTenants, Option<&KvEvents>, &Hub),
     (template, guards): (Option<String>, OpenGuards),
 ) -> Result<(ServedModels, String)> {
     let mut own = given.iter().flat_map(|given| &given.names).map(|name| (*name).to_owned());
@@ -139,11 +145,12 @@ fn load_one(
     let aliases: Vec<String> = own.chain(args.alias.iter().cloned()).collect();
     let names = (id.clone(), fingerprint::aliases(&id, &aliases));
     if embeddings::is_embedding_model(args, path)? {
+        kv_events::refuse(kv_events, "a model that computes vectors has no prefix cache")?;
         embeddings::refuse_flags_for_text(args, template.as_deref(), &guards.guards)?;
         let (model, device) = embeddings::load(args, names, path, hub)?;
         return Ok((ServedModels::new(vec![model]), device));
     }
-    let (model, device) = load_generator(args, names, path, (tenants, hub), (template, guards))?;
+    let (model, device) = load_generator(args, names, path, (tenants, kv_events, hub), (template, guards))?;
     let mut models = vec![model];
     if let Some(name) = &args.embedding_model {
         models.push(embeddings::load_second(args, name, hub)?);
@@ -156,10 +163,10 @@ fn load_generator(
     args: &ServeArgs,
     (id, aliases): (String, Vec<String>),
     path: &Path,
-    (tenants, hub): (&SharedTenants, &Hub),
+    (tenants, kv_events, hub): (&SharedTenants, Option<&KvEvents>, &Hub),
     (template, guards): (Option<String>, OpenGuards),
 ) -> Result<(ServedModel, String)> {
-    let loaded = load(args, path, tenants, hub, template.clone())?;
+    let loaded = load(args, path, (tenants, kv_events), hub, template.clone())?;
     let (files, device) = (&loaded.info.files, &loaded.info.device);
     let context_len = loaded.model.context_len;
     let settings = [template.as_deref(), Some(guards.fingerprint.as_str()).filter(|text| !text.is_empty())];
@@ -263,7 +270,13 @@ fn follow(args: &ServeArgs, hub: &Hub) -> Result<()> {
     args.compute.load(builder).map(drop)
 }
 
-fn load(args: &ServeArgs, path: &Path, tenants: &SharedTenants, hub: &Hub, template: Option<String>) -> Result<Loaded> {
+fn load(
+    args: &ServeArgs,
+    path: &Path,
+    (tenants, kv_events): (&SharedTenants, Option<&KvEvents>),
+    hub: &Hub,
+    template: Option<String>,
+) -> Result<Loaded> {
     let mut builder = (args.compute.builder_on_ranks(path, hub)?)
         .max_sequences(args.max_sequences)
         .max_waiting(args.max_waiting)
@@ -274,6 +287,9 @@ fn load(args: &ServeArgs, path: &Path, tenants: &SharedTenants, hub: &Hub, templ
     }
     for (tenant, num_tokens) in tenants.kv_quotas() {
         builder = builder.quota(tenant, num_tokens as usize);
+    }
+    if let Some(KvEvents { tenant, publisher }) = kv_events {
+        builder = builder.kv_events(*tenant, publisher.sink());
     }
     if let Some(path) = &args.shared_system {
         let text = text_file::read(path).context("--shared-system")?;

@@ -114,6 +114,7 @@ impl Setup {
             device: "a device for tests".into(),
             log_losses: Arc::default(),
             spans: None,
+            kv_events: None,
         }
     }
 
