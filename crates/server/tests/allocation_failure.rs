@@ -270,7 +270,7 @@ fn sweep(server: &Server, name: &str, request: impl Fn() -> Seen) -> usize {
 fn a_refused_allocation_ends_one_request_and_nothing_else() {
     IS_EXEMPT.set(true);
     let server = Server::with(Setup { context_len: 16 << 10, max_waiting: 64, ..Setup::default() });
-    let text = "Hello there, ".repeat(700);
+    let text = "Hello there, ".repeat(400);
     let fields = |fields: Value| {
         let mut body = json!({ "model": MODEL, "max_tokens": 2, "temperature": 0 });
         body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

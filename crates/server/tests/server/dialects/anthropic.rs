@@ -228,7 +228,7 @@ fn a_reply_that_fails_ends_with_an_error_event() {
     );
     let position = prompt.ok()["input_tokens"].as_u64().unwrap() as u32 + 2;
     server.fail_from(position);
-    let events = events(&server, &body(json!({ "stream": true, "max_tokens": 20 })));
+    let events = events(&server, &body(json!({ "stream": true, "max_tokens": 20, "temperature": 0 })));
     let (name, error) = events.last().unwrap();
     assert_eq!((name.as_str(), &error["error"]["type"]), ("error", &json!("api_error")));
     assert!(!events.iter().any(|(name, _)| name == "message_stop"));

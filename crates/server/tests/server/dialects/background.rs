@@ -149,7 +149,7 @@ fn a_background_response_that_fails_says_why() {
     let count = json!({ "model": "tiny", "input": "hello" });
     let count = server.post("/v1/responses/input_tokens", &count.to_string()).ok();
     server.fail_from(count["input_tokens"].as_u64().unwrap() as u32 + 2);
-    let id = start(&server, json!({ "max_output_tokens": 20 }));
+    let id = start(&server, json!({ "max_output_tokens": 20, "ignore_eos": true }));
     let failed = until(&server, &id, "failed");
     assert_eq!(failed["error"]["code"], "server_error");
     let all = events(&stream(&server, &id, ""), 0);

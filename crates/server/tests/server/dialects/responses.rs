@@ -394,7 +394,7 @@ fn a_response_that_fails_ends_with_an_error_and_a_failed_response() {
     let count = json!({ "model": "tiny", "input": "hello" });
     let count = server.post("/v1/responses/input_tokens", &count.to_string()).ok();
     server.fail_from(count["input_tokens"].as_u64().unwrap() as u32 + 2);
-    let events = events(&server, json!({ "max_output_tokens": 20 }));
+    let events = events(&server, json!({ "max_output_tokens": 20, "ignore_eos": true }));
     let [error, failed] = events.last_chunk().unwrap();
     assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("internal_error")));
     let response = &failed["response"];
