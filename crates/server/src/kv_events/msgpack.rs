@@ -1,4 +1,4 @@
-//! The few forms of MessagePack that events need (https://github.com/msgpack/msgpack/blob/master/spec.md).
+//! The few forms of MessagePack that events need (<https://github.com/msgpack/msgpack/blob/master/spec.md>).
 
 /// Writes MessagePack. Lengths are of arrays and texts that this crate writes, so they fit 32 bits.
 #[derive(Debug, Default)]

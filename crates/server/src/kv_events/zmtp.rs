@@ -1,5 +1,5 @@
 //! The part of ZeroMQ's protocol that a publisher needs: ZMTP 3.0 with the mechanism NULL, which authenticates nobody
-//! (https://rfc.zeromq.org/spec/23). Peers are not trusted: every length is bounded before it is used.
+//! (<https://rfc.zeromq.org/spec/23>). Peers are not trusted: every length is bounded before it is used.
 
 use std::io::{self, Read, Write};
 
