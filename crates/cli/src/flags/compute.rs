@@ -389,8 +389,8 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
         )
     });
     format!(
-        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {}){windows}{states}, \
-         scratch {}{draft}",
+        "memory: weights {}, keys and values {} in {} for {} tokens ({contexts:.1} x the context of {})\
+         {windows}{states}, scratch {}{draft}",
         bytes_text(info.weight_bytes),
         bytes_text(plan.bytes() - plan.draft_bytes() - plan.state_bytes()),
         info.kv_type.dtype(),
