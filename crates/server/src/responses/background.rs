@@ -74,9 +74,12 @@ pub(super) fn start(reply: Reply, form: ResponseForm, streaming: Option<Streamin
     let running = Arc::new(Running { log, form: form.clone(), state: watch::Sender::new(State::Queued) });
     app.responses.start(&tenant, form.id(), running.clone());
     let obfuscates = streaming.is_none_or(|streaming| streaming.obfuscates);
-    let writer = EventWriter::new(form, Streaming { include_usage: false, obfuscates });
+    let mut writer = EventWriter::new(form, Streaming { include_usage: false, obfuscates });
+    // The first events are there when the client learns the response's id.
+    let opened = writer.open(1, &mut ReplyBuffer::default());
+    log_events(&mut writer, &running.log);
     let end = End(running.clone());
-    tokio::spawn(async move { run(reply, writer, &end.0).await });
+    tokio::spawn(async move { run(reply, (writer, opened), &end.0).await });
     running
 }
 
@@ -91,14 +94,13 @@ impl Drop for End {
     }
 }
 
-/// Generates a response to its end.
-async fn run(mut reply: Reply, mut writer: EventWriter, running: &Running) {
+/// Generates a response, whose stream was opened, to its end.
+async fn run(mut reply: Reply, (mut writer, mut written): (EventWriter, Result<(), OutOfMemory>), running: &Running) {
     let app = running.form.shared_app();
     let mut stopping = std::pin::pin!(app.drain.reached(Phase::Stopping));
     let mut state = running.state.subscribe();
     // The writer queues its events, which `log` takes from there.
     let mut unused = ReplyBuffer::default();
-    let mut written = writer.open(1, &mut unused);
     let mut is_over = false;
     loop {
         if written.is_err() {

@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 const CHAT: &str = "/v1/chat/completions";
 const JSON: [(&str, &str); 1] = [("Content-Type", "application/json")];
 
+/// A chat of 200 steps: drafts would make them fewer where steps are slow.
 fn long_chat(more: &str) -> String {
-    chat_body(&format!("\"ignore_eos\":true,\"max_tokens\":200,\"seed\":3{more}"))
+    chat_body(&format!("\"ignore_eos\":true,\"speculate\":false,\"max_tokens\":200,\"seed\":3{more}"))
 }
 
 #[test]
 fn a_disconnected_client_frees_its_blocks() {
-    let server = Server::with(Setup { max_sequences: 2, ..Setup::default() });
+    let server = Server::with(Setup { max_sequences: 2, context_len: 512, ..Setup::default() });
     server.slow_down(50);
     // Two requests in decode, one streamed and one whole, and a third in the queue, which then disconnects in prefill.
     let mut streamed = server.stream(CHAT, &long_chat(",\"stream\":true"));
@@ -27,8 +28,9 @@ fn a_disconnected_client_frees_its_blocks() {
     }
     let whole = server.send("POST", CHAT, &JSON, long_chat("").as_bytes());
     server.until("pellucid_sequences_running", 2.0);
-    let prompt = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}],\"max_tokens\":20", "a".repeat(200));
-    let waiting = server.send("POST", CHAT, &JSON, chat_body(&prompt).as_bytes());
+    let prompt = format!("\"messages\":[{{\"role\":\"user\",\"content\":\"{}\"}}]", "a".repeat(200));
+    let body = chat_body(&format!("{prompt},\"ignore_eos\":true,\"speculate\":false,\"max_tokens\":100"));
+    let waiting = server.send("POST", CHAT, &JSON, body.as_bytes());
     server.until("pellucid_requests_waiting", 1.0);
     assert!(server.metric("pellucid_kv_blocks_in_use") > 0.0, "blocks must be in use before the disconnects");
     drop((streamed, whole));
