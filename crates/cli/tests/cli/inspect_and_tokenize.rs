@@ -139,6 +139,28 @@ fn inspect_shows_kinds_of_layers_and_their_memory() {
 }
 
 #[test]
+fn inspect_counts_windows_as_the_cpu_keeps_them() {
+    let config: Value =
+        serde_json::from_str(&std::fs::read_to_string(golden("gemma3").join("config.json")).unwrap()).unwrap();
+    let number = |key: &str| config[key].as_u64().unwrap();
+    let layers = config["layer_types"].as_array().unwrap();
+    let windowed = layers.iter().filter(|layer| *layer == "sliding_attention").count() as u64;
+    let (window, context, batch) = (number("sliding_window"), number("sliding_window") + 40, 3);
+    let of_layer = 2 * 2 * number("num_key_value_heads") * number("head_dim");
+    let words = ["--context", &context.to_string(), "--batch", &batch.to_string()];
+    let report = &inspect_json(&golden("gemma3"), &words)["kv_memory"];
+    assert_eq!(report["bytes"], batch * of_layer * layers.len() as u64 * context);
+    assert_eq!(report["windows"]["layers"], windowed);
+    assert_eq!(report["windows"]["tokens"], window);
+    let bytes = batch * of_layer * ((layers.len() as u64 - windowed) * context + windowed * window);
+    assert_eq!(report["windows"]["bytes_on_cpu"], bytes);
+    let text = Home::new().run(&["inspect", golden("gemma3").to_str().unwrap()]).ok().to_owned();
+    let end = format!("{windowed} of {} layers keep their last {window} tokens", layers.len());
+    assert!(text.lines().any(|line| line.starts_with("  on the CPU    ") && line.ends_with(&end)), "{end}\n{text}");
+    assert_eq!(inspect_json(&golden("llama3"), &[])["kv_memory"]["windows"], Value::Null);
+}
+
+#[test]
 fn inspect_shows_the_formula_and_what_it_comes_to() {
     let home = Home::new();
     let path = home.path().join("m.gguf");

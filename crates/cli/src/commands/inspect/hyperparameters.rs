@@ -23,6 +23,7 @@ pub(crate) struct Hyperparameters {
     pub(crate) num_heads: Option<u64>,
     /// One entry for each layer, since they differ in some families.
     pub(crate) kv_heads: Vec<u64>,
+    pub(crate) windows: Option<Windows>,
     /// Values in a key of one head.
     pub(crate) key_size: Option<u64>,
     /// Values in a value of one head; 0 if values are parts of the keys.
@@ -33,6 +34,16 @@ pub(crate) struct Hyperparameters {
     pub(crate) vocabulary: Option<u64>,
     /// Purpose and id of each special token.
     pub(crate) special_ids: Vec<(&'static str, u64)>,
+}
+
+/// The layers that need the keys and values of the last positions alone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Windows {
+    pub(crate) num_layers: u64,
+    /// Key/value heads of these layers together.
+    pub(crate) num_heads: u64,
+    /// Positions of the longest window.
+    pub(crate) num_tokens: u64,
 }
 
 /// Upper bounds far above any real model, with which no product overflows.
@@ -73,6 +84,11 @@ impl Hyperparameters {
         // Layers may have heads of another size; they are counted in heads of this one.
         let heads = |layer: usize| (config.stored_key_size(layer) / config.head_size) as u64;
         self.kv_heads = (0..config.layers.len()).map(heads).collect();
+        self.windows = config.kv_window().map(|num_tokens| {
+            let windowed = || (0..config.layers.len()).filter(|&layer| config.is_windowed(layer) && heads(layer) > 0);
+            let num_heads = windowed().map(heads).sum();
+            Windows { num_layers: windowed().count() as u64, num_heads, num_tokens: num_tokens as u64 }
+        });
         let value_size = if config.latent_attention.is_some() { 0 } else { config.head_size };
         (self.key_size, self.value_size) = (number(config.head_size), number(value_size));
         self.width = number(config.hidden_size);
@@ -80,11 +96,19 @@ impl Hyperparameters {
         self.vocabulary = self.vocabulary.or(number(config.vocab_size));
     }
 
-    /// Returns the bytes of keys and values of one token: the sum over all layers of heads x (key + value). Sliding
-    /// windows are ignored. `None` if the file lacks a number or the result overflows; an error if a head is not a
-    /// whole number of blocks of the format.
+    /// Returns the bytes of keys and values of one token: the sum over all layers of heads x (key + value). `None` if
+    /// the file lacks a number or the result overflows; an error if a head is not a whole number of blocks of the
+    /// format.
     pub(crate) fn kv_bytes_per_token(&self, dtype: DType) -> Result<Option<u64>> {
-        let heads: u64 = self.kv_heads.iter().sum();
+        self.bytes_of_heads(self.kv_heads.iter().sum(), dtype)
+    }
+
+    /// Returns the same bytes of layers with windows alone; `None` also if there are none.
+    pub(crate) fn windowed_bytes_per_token(&self, dtype: DType) -> Result<Option<u64>> {
+        self.windows.map_or(Ok(None), |windows| self.bytes_of_heads(windows.num_heads, dtype))
+    }
+
+    fn bytes_of_heads(&self, heads: u64, dtype: DType) -> Result<Option<u64>> {
         let (Some(key), Some(value), true) = (self.key_size, self.value_size, heads > 0) else { return Ok(None) };
         let block = dtype.block_len() as u64;
         if let Some(size) = [key, value].into_iter().find(|size| !size.is_multiple_of(block)) {
@@ -138,6 +162,7 @@ fn from_gguf(metadata: &Metadata, architecture: &str) -> Result<Hyperparameters>
         latent_attention: None,
         num_heads,
         kv_heads,
+        windows: None,
         key_size: number("attention.key_length")?.or(shared),
         value_size: number("attention.value_length")?.or(shared),
         width,
@@ -185,6 +210,7 @@ fn from_config(folder: &HuggingFace) -> Result<Hyperparameters> {
         latent_attention: None,
         num_heads,
         kv_heads: per_layer(num_layers, number(&["num_key_value_heads"])?.or(num_heads)),
+        windows: None,
         key_size: head_size,
         value_size: head_size,
         width,

@@ -50,6 +50,8 @@ pub(super) struct KvTotal {
     pub(super) context_tokens: u64,
     pub(super) batch: u64,
     pub(super) bytes: u64,
+    /// Bytes if layers with windows keep the positions within them alone, which they do on the CPU.
+    pub(super) within_windows: Option<u64>,
 }
 
 impl<'a> Report<'a> {
@@ -143,6 +145,11 @@ impl<'a> Report<'a> {
                 "context_tokens": kv.total.as_ref().map(|total| total.context_tokens),
                 "batch": kv.total.as_ref().map(|total| total.batch),
                 "bytes": kv.total.as_ref().map(|total| total.bytes),
+                "windows": numbers.windows.map(|windows| json!({
+                    "layers": windows.num_layers,
+                    "tokens": windows.num_tokens,
+                    "bytes_on_cpu": kv.total.as_ref().and_then(|total| total.within_windows),
+                })),
             })),
         });
         if with_tensors {
@@ -179,12 +186,17 @@ impl KvMemory {
     fn of(numbers: &Hyperparameters, args: &InspectArgs) -> Result<Option<KvMemory>> {
         let dtype = args.kv_type.dtype();
         let Some(per_token) = numbers.kv_bytes_per_token(dtype)? else { return Ok(None) };
+        let windowed = numbers.windowed_bytes_per_token(dtype)?;
         let total = |context_tokens: u64| {
             let bytes = per_token.checked_mul(context_tokens).and_then(|bytes| bytes.checked_mul(args.batch));
             let Some(bytes) = bytes else {
                 bail_usage!("--context and --batch: the KV memory for them is more than 2^64 bytes");
             };
-            Ok(KvTotal { context_tokens, batch: args.batch, bytes })
+            // Less than `bytes`, so that nothing overflows.
+            let within_windows = numbers.windows.zip(windowed).map(|(windows, windowed)| {
+                bytes - windowed * context_tokens.saturating_sub(windows.num_tokens) * args.batch
+            });
+            Ok(KvTotal { context_tokens, batch: args.batch, bytes, within_windows })
         };
         let total = args.context.or(numbers.context_tokens).map(total).transpose()?;
         Ok(Some(KvMemory { dtype, per_token, total }))

@@ -151,6 +151,13 @@ fn write_kv(report: &Report, kv: &KvMemory, output: &mut impl Write) -> Result<(
             if total.batch == 1 { "1 sequence".to_owned() } else { format!("{} sequences", grouped(total.batch)) };
         writeln!(output, "{:LABEL_WIDTH$}{bytes}", "  in all")?;
         writeln!(output, "{:LABEL_WIDTH$}= {sequences} of {} tokens", "", grouped(total.context_tokens))?;
+        let within_windows = total.within_windows.filter(|bytes| *bytes < total.bytes);
+        if let Some((windows, bytes)) = numbers.windows.zip(within_windows) {
+            let of_layers = format!("{} of {} layers", windows.num_layers, numbers.kv_heads.len());
+            let text =
+                format!("{}: {of_layers} keep their last {} tokens", bytes_text(bytes), grouped(windows.num_tokens));
+            writeln!(output, "{:LABEL_WIDTH$}{text}", "  on the CPU")?;
+        }
     }
     Ok(())
 }
