@@ -20,6 +20,14 @@ const SINGLE_ROWS: &[usize] = &[
 ];
 /// Weight of the newest measurement, once there were several.
 const RATE: f64 = 0.2;
+/// Weight of a measurement that is shorter than predicted, if the last one near its row count was far from its
+/// prediction, or is `OLD` steps or more ago. Noise only lengthens steps, so the value was too high.
+const RATE_DOWN: f64 = 0.6;
+const OLD: u64 = 32;
+/// Multiple or part of its predicted time from which on a measurement raises a doubt: a pause, or a change.
+const FAR: f64 = 1.25;
+/// Number of steps after which a value in doubt should be measured again.
+const DOUBT_LASTS: u64 = 4;
 /// Rows that cost as much as reading the weights, until it is measured.
 const PRIOR_FIXED_ROWS: f64 = 8.0;
 /// Positions that cost as much to read as one row, and row-positions that cost as much to compare, until measured.
@@ -73,6 +81,8 @@ pub struct StepCosts {
     by_rows: Vec<f64>,
     num_measured: Vec<u32>,
     last_measured: Vec<u64>,
+    /// Whether the last step near it was far from its prediction.
+    is_in_doubt: Vec<bool>,
     /// Number of measured steps.
     num_steps: u64,
     per_read: f64,
@@ -99,6 +109,7 @@ impl StepCosts {
             by_rows: vec![0.0; len],
             num_measured: vec![0; len],
             last_measured: vec![0; len],
+            is_in_doubt: vec![false; len],
             num_steps: 0,
             per_read: 0.0,
             per_compared: 0.0,
@@ -134,11 +145,26 @@ impl StepCosts {
         [rows, self.per_read * work.num_read as f64, self.per_compared * work.num_compared as f64]
     }
 
+    /// Whether no step had about the number of rows of `work` yet.
+    pub fn is_guess(&self, work: Work) -> bool {
+        self.nearest(work).all(|knot| self.num_measured[knot] == 0)
+    }
+
     /// Whether none of the last `num_steps` steps had about the number of rows of `work`, so that its predicted time is
     /// derived from other steps.
     pub fn is_stale(&self, work: Work, num_steps: u64) -> bool {
-        let near = self.knots(work.num_rows).into_iter().filter(|(_, weight)| *weight >= 0.5);
-        near.map(|(knot, _)| self.last_measured[knot]).all(|last| last == 0 || self.num_steps - last >= num_steps)
+        self.is_guess(work) || self.nearest(work).all(|knot| self.num_steps - self.last_measured[knot] >= num_steps)
+    }
+
+    /// Whether the predicted time should be measured again: it is stale, or was far off a few steps ago.
+    pub fn is_doubtful(&self, work: Work, num_steps: u64) -> bool {
+        let doubts = self.nearest(work).any(|knot| self.is_in_doubt[knot]);
+        self.is_stale(work, if doubts { num_steps.min(DOUBT_LASTS) } else { num_steps })
+    }
+
+    /// Returns the row counts, as indices, for which a step of this work is a measurement.
+    fn nearest(&self, work: Work) -> impl Iterator<Item = usize> {
+        self.knots(work.num_rows).into_iter().filter(|(_, weight)| *weight >= 0.5).map(|(knot, _)| knot)
     }
 
     /// Learns from a step that took `seconds`.
@@ -160,19 +186,22 @@ impl StepCosts {
         let predicted: f64 = parts.iter().sum();
         let around = self.knots(work.num_rows);
         // A prediction for a row count that was never measured is a guess, and a measurement may be far from it.
-        let is_known = around.iter().any(|&(knot, weight)| weight >= 0.5 && self.num_measured[knot] > 0);
+        let is_known = !self.is_guess(work);
         let counted = if is_known { seconds.min(MAX_SURPRISE * predicted) } else { seconds };
         let error = counted - predicted;
         let part_of_error = |part: f64| error * part / predicted;
         let norm: f64 = around.iter().map(|(_, weight)| weight * weight).sum();
         for (knot, weight) in around {
+            let is_old = self.num_steps - self.last_measured[knot] >= OLD;
+            let usual = if (is_old || self.is_in_doubt[knot]) && error < 0.0 { RATE_DOWN } else { RATE };
             // The first measurements count more: the prior is a guess.
-            let rate = RATE.max(1.0 / (1.0 + f64::from(self.num_measured[knot])));
+            let rate = usual.max(1.0 / (1.0 + f64::from(self.num_measured[knot])));
             let change = rate * part_of_error(parts[0]) * weight / norm;
             self.by_rows[knot] = (self.by_rows[knot] + change).max(self.by_rows[knot] / 4.0);
             if weight >= 0.5 {
                 self.num_measured[knot] += 1;
                 self.last_measured[knot] = self.num_steps;
+                self.is_in_doubt[knot] = !(predicted / FAR..=predicted * FAR).contains(&seconds);
             }
         }
         self.per_read += RATE * part_of_error(parts[1]) / work.num_read as f64;
@@ -267,6 +296,39 @@ mod tests {
         // A pause of the machine counts as at most four predicted times.
         costs.measure(one, 1.0);
         assert!(costs.predict(one) < 0.03, "{}", costs.predict(one));
+    }
+
+    #[test]
+    fn a_shorter_time_is_believed_if_the_last_one_is_old() {
+        let (one, many) = (Work::chunk(10, 1), Work::chunk(10, 256));
+        let time_after = |num_others: usize, seconds: f64| {
+            let mut costs = StepCosts::default();
+            (0..20).for_each(|_| costs.measure(one, 0.002));
+            (0..num_others).for_each(|_| costs.measure(many, 0.003));
+            costs.measure(one, seconds);
+            costs.predict(one)
+        };
+        assert!(time_after(64, 0.001) < 0.0015, "{}", time_after(64, 0.001));
+        assert!(time_after(4, 0.001) > 0.0017, "a fresh value changes slowly: {}", time_after(4, 0.001));
+        assert!(time_after(64, 0.004) < 0.0025, "a longer time may be noise: {}", time_after(64, 0.004));
+    }
+
+    #[test]
+    fn a_time_that_is_far_from_its_prediction_is_soon_measured_again() {
+        let (one, many) = (Work::chunk(10, 1), Work::chunk(10, 256));
+        let mut costs = StepCosts::default();
+        assert!(costs.is_guess(one));
+        (0..20).for_each(|_| costs.measure(one, 0.001));
+        (0..6).for_each(|_| costs.measure(many, 0.002));
+        assert!(!costs.is_doubtful(one, 64) && !costs.is_guess(one));
+        // Pauses, as when a GPU records steps of a new size.
+        (0..4).for_each(|_| costs.measure(one, 0.003));
+        let polluted = costs.predict(one);
+        assert!(polluted > 0.0015 && !costs.is_doubtful(one, 64), "{polluted}");
+        (0..4).for_each(|_| costs.measure(many, 0.002));
+        assert!(costs.is_doubtful(one, 64) && !costs.is_stale(one, 64));
+        costs.measure(one, 0.001);
+        assert!(costs.predict(one) - 0.001 < 0.5 * (polluted - 0.001), "{} of {polluted}", costs.predict(one));
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl TimeShare {
         let mut saved: f64 = 0.0;
         // Prompts are measured often enough, and a newcomer would wait long for a step of another one's prompt.
         let is_decode = light.iter().flat_map(|party| &party.order).all(|&i| pending[i].is_decode);
-        let is_probe = is_decode && costs.is_stale(fill.work, PROBE_AFTER);
+        let is_probe = is_decode && costs.is_doubtful(fill.work, PROBE_AFTER);
         heavy.sort_by_key(|party| (!arrivals.is_newcomer(party.tenant), served.cost(party.tenant)));
         for (turn, party) in heavy.iter().enumerate().filter(|_| !is_probe) {
             let slack = budget - costs.predict(fill.work);
@@ -260,7 +260,7 @@ fn put_in_turn(order: &mut [usize], pending: &[Pending], turn: usize) {
 fn cut_to_short_step(pending: &[Pending], wanted: Vec<usize>, order: &[usize], costs: &StepCosts) -> Vec<usize> {
     let one = Work::chunk(0, 1);
     // A guess from longer steps may be far too low, and would cut prompts to crumbs.
-    if costs.is_stale(one, u64::MAX) {
+    if costs.is_guess(one) {
         return wanted;
     }
     let limit = SHORT_STEP * costs.predict(one);
