@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use pellucid_tensor::{
     Activation, Attend, Attention, Backend, BidirectionalAttention, DType, DeltaNet, Error, ExpertMlp, Extension,
     GatedMlp, HostFloats, HostWeight, Input, KvLayer, Linear, Mamba2, Output, Pending, PlainMlp, Residual, Rope,
-    ShortConvolution, StoreKv, TableRows, Tensor,
+    RoundedGroups, ShortConvolution, StoreKv, TableRows, Tensor,
 };
 
 use crate::attention;
@@ -446,6 +446,10 @@ impl Backend for CpuBackend {
     fn soft_cap(&self, cap: f32, x: &mut Tensor) -> Result<(), Error> {
         with_simd!(self.level, simd => self.for_rows(x, |_, x| elementwise::soft_cap(simd, cap, x)));
         Ok(())
+    }
+
+    fn input_rounding(&self, linear: &Linear) -> Option<RoundedGroups> {
+        linear_weight(linear).input_rounding()
     }
 
     fn linear(&self, x: &Tensor, linear: &Linear, out: &mut Tensor) -> Result<(), Error> {

@@ -12,6 +12,7 @@ mod bytes;
 mod communicator;
 mod dtype;
 pub mod quant;
+mod rounding;
 mod tensor;
 
 pub use backend::{
@@ -24,4 +25,5 @@ pub use backend::{
 pub use bytes::{BytesOwner, SharedBytes};
 pub use communicator::{Communicator, InProcess, Patience};
 pub use dtype::DType;
+pub use rounding::RoundedGroups;
 pub use tensor::{Memory, Tensor};

@@ -4,7 +4,7 @@ use std::any::Any;
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
-use pellucid_tensor::{DType, Error, HostWeight, Memory};
+use pellucid_tensor::{DType, Error, HostWeight, Memory, RoundedGroups};
 
 use crate::matmul::PANEL_COLUMNS;
 use crate::matmul::quantized::panel_layout::{
@@ -67,6 +67,14 @@ impl LinearWeight {
     /// Whether the weight's rows are decoded in every product.
     pub(crate) fn is_decoded(&self) -> bool {
         matches!(self.stored, Stored::FileRows(_))
+    }
+
+    /// How rows of x are rounded before they are multiplied.
+    pub(crate) fn input_rounding(&self) -> Option<RoundedGroups> {
+        match &self.stored {
+            Stored::Packed(weight) => Some(RoundedGroups { len: weight.layout.group * SLICE_LEN }),
+            Stored::Unquantized(_) | Stored::FileRows(_) => None,
+        }
     }
 
     /// Number of panels; zero for a weight whose rows are decoded in every product.

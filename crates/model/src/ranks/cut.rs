@@ -4,6 +4,8 @@ use std::ops::Range;
 
 /// Adjacent columns of a panel of the CPU's kernels. Shares are whole panels where the matrix is wide enough.
 const PANEL: usize = 16;
+/// Columns that products round together: with weights in K formats, and in other quantized formats.
+const ROUNDED_GROUPS: [usize; 2] = [256, 32];
 
 /// A division of columns into one range for each rank, in ascending order of both. No range is empty.
 ///
@@ -23,6 +25,19 @@ impl Cut {
         let has_panels = total.is_multiple_of(PANEL) && total / PANEL >= num_ranks;
         let unit = if has_panels { PANEL } else { 1 };
         Cut::groups(total / unit, 1, unit, num_ranks)
+    }
+
+    /// Divides `total` columns like [`Cut::even`], but into groups of columns that a product rounds together
+    /// ([`RoundedGroups`](pellucid_tensor::RoundedGroups)) where shares remain nearly equal.
+    pub(crate) fn in_rounded_groups(total: usize, num_ranks: usize) -> Option<Cut> {
+        let is_fair = |&unit: &usize| {
+            let largest = (total / unit).div_ceil(num_ranks) * unit;
+            total.is_multiple_of(unit) && total / unit >= num_ranks && 32 * largest * num_ranks <= 33 * total
+        };
+        match ROUNDED_GROUPS.into_iter().find(is_fair) {
+            Some(unit) => Cut::groups(total / unit, 1, unit, num_ranks),
+            None => Cut::even(total, num_ranks),
+        }
     }
 
     /// Divides groups of `units_per_group` units of `unit` columns; `None` if there are fewer units than ranks.
@@ -90,6 +105,14 @@ mod tests {
         assert_eq!(ranges(Cut::even(1536, 4).unwrap()), [0..384, 384..768, 768..1152, 1152..1536]);
         assert_eq!(ranges(Cut::even(576, 5).unwrap()), [0..128, 128..240, 240..352, 352..464, 464..576]);
         assert_eq!(ranges(Cut::even(40, 3).unwrap()), [0..14, 14..27, 27..40]);
+    }
+
+    #[test]
+    fn shares_are_whole_rounded_groups_if_they_are_nearly_equal() {
+        assert_eq!(ranges(Cut::in_rounded_groups(8960, 2).unwrap()), [0..4608, 4608..8960]);
+        assert_eq!(ranges(Cut::in_rounded_groups(1536, 3).unwrap()), [0..512, 512..1024, 1024..1536]);
+        assert_eq!(ranges(Cut::in_rounded_groups(768, 2).unwrap()), [0..384, 384..768], "groups of 32");
+        assert_eq!(Cut::in_rounded_groups(336, 5), Cut::even(336, 5), "two groups of 32 too many");
     }
 
     #[test]

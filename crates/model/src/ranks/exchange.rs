@@ -1,12 +1,13 @@
 //! [`Ranks`]: gathers the parts of a product that each rank has computed.
 //!
-//! Activations are gathered in F32, once before and once after each product that needs all of its inputs. Parts are
-//! matrices of their own, so those of several rows are brought into rows after the exchange.
+//! Activations are gathered once before and once after each product that needs all of its inputs: before it as the
+//! product rounds them, if it does, else in F32. Parts are matrices of their own, so those of several rows are brought
+//! into rows after the exchange.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pellucid_tensor::{Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, Tensor};
+use pellucid_tensor::{Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, RoundedGroups, Tensor};
 
 use super::sharing::{Columns, Sharing};
 
@@ -14,7 +15,7 @@ use super::sharing::{Columns, Sharing};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GatherStats {
     pub num_gathers: u64,
-    /// Bytes of the gathered rows, this rank's part included.
+    /// Bytes of the gathered rows as they are exchanged, this rank's part included.
     pub bytes: u64,
     /// Time from the call to its return: the exchange itself, and waiting for slower ranks.
     pub time: Duration,
@@ -76,7 +77,7 @@ impl Ranks {
     ) -> Result<(), Error> {
         let part = of_width(&mut self.parts, backend, linear.weight.rows(), out.rows())?;
         backend.linears(x, &mut [(linear, &mut *part)])?;
-        self.exchange.gather(backend, part, columns, out)
+        self.exchange.gather(backend, part, (columns, None), out)
     }
 
     /// Writes the weighted sums of selected experts: [`Backend::expert_mlp`], with a gather after each half.
@@ -93,10 +94,10 @@ impl Ranks {
         let part = of_width(&mut self.parts, backend, own, num_rows)?;
         backend.expert_gates(experts, part)?;
         let gated = of_width(&mut self.whole, backend, all, num_rows)?;
-        self.exchange.gather(backend, part, Columns::Expert, gated)?;
+        self.exchange.gather(backend, part, (Columns::Expert, rounding_of_experts(backend, experts)), gated)?;
         let part = of_width(&mut self.parts, backend, own_hidden, out.rows())?;
         backend.expert_sums(experts, gated, part)?;
-        self.exchange.gather(backend, part, Columns::Hidden, out)
+        self.exchange.gather(backend, part, (Columns::Hidden, None), out)
     }
 }
 
@@ -113,11 +114,18 @@ pub(crate) fn project(
     let Some(ranks) = ranks else { return backend.linear_to(x, map, out) };
     let mut whole = std::mem::take(&mut ranks.whole);
     let outcome = of_width(&mut whole, backend, map.weight.cols(), x.rows()).and_then(|rows| {
-        ranks.exchange.gather(backend, x, columns, rows)?;
+        ranks.exchange.gather(backend, x, (columns, backend.input_rounding(map)), rows)?;
         ranks.linear(backend, Input::Rows(rows), (map, Columns::Hidden), out.rows())
     });
     ranks.whole = whole;
     outcome
+}
+
+/// Returns how the last maps of experts round their inputs; `None` if they do not all do it alike.
+fn rounding_of_experts(backend: &dyn Backend, experts: &ExpertMlp<'_>) -> Option<RoundedGroups> {
+    let mut all = experts.experts.iter().map(|expert| backend.input_rounding(&expert.down));
+    let first = all.next()?;
+    all.all(|rounding| rounding == first).then_some(first)?
 }
 
 /// Returns the tensor of this width with `rows` rows, and allocates it on first use.
@@ -139,36 +147,40 @@ fn of_width<'a>(
 }
 
 impl Exchange {
-    /// Joins the columns that each rank has of the same rows.
+    /// Joins the columns that each rank has of the same rows. With `rounding`, `whole` is for a product that rounds its
+    /// inputs: it gets values that are rounded alike.
     fn gather(
         &mut self,
         backend: &dyn Backend,
         part: &Tensor,
-        columns: Columns,
+        (columns, rounding): (Columns, Option<RoundedGroups>),
         whole: &mut Tensor,
     ) -> Result<(), Error> {
         let (cut, num_rows, width) = (self.sharing.cut(columns), part.rows(), whole.cols());
         assert_eq!(part.cols(), cut.range(self.sharing.rank()).len(), "this rank's part of {columns:?}");
         assert_eq!((whole.rows(), width), (num_rows, cut.total()), "the whole of {columns:?}");
         let Exchange { communicator, sharing, stats, sent, received, values, lens, .. } = self;
+        let ranges = || (0..sharing.num_ranks()).map(|rank| cut.range(rank));
+        let form = match rounding.filter(|groups| ranges().all(|range| range.end.is_multiple_of(groups.len))) {
+            Some(groups) => Form::Rounded(groups),
+            None => Form::Floats,
+        };
         let started = Instant::now();
         values.resize(values.len().max(num_rows * width), 0.0);
         let values = &mut values[..num_rows * width];
         let own = &mut values[..part.len()];
         backend.read(part, own)?;
-        sent.resize(part.len() * size_of::<f32>(), 0);
-        let (bytes, _) = sent.as_chunks_mut::<{ size_of::<f32>() }>();
-        bytes.iter_mut().zip(own).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+        sent.resize(form.encoded_len(part.len()), 0);
+        form.encode(own, sent);
         lens.clear();
-        lens.extend((0..sharing.num_ranks()).map(|rank| cut.range(rank).len() * num_rows * size_of::<f32>()));
-        received.resize(num_rows * width * size_of::<f32>(), 0);
+        lens.extend(ranges().map(|range| form.encoded_len(num_rows * range.len())));
+        received.resize(lens.iter().sum(), 0);
         communicator.all_gather(sent, lens, received)?;
         let mut rest = &received[..];
-        for (rank, &len) in lens.iter().enumerate() {
+        for (range, &len) in ranges().zip(lens.iter()) {
             let (of_rank, others) = rest.split_at(len);
-            let range = cut.range(rank);
-            let rows = of_rank.chunks_exact(range.len() * size_of::<f32>()).zip(values.chunks_exact_mut(width));
-            rows.for_each(|(from, to)| copy_floats(from, &mut to[range.clone()]));
+            let rows = of_rank.chunks_exact(form.encoded_len(range.len())).zip(values.chunks_exact_mut(width));
+            rows.for_each(|(from, to)| form.decode(from, &mut to[range.clone()]));
             rest = others;
         }
         backend.write(values, whole)?;
@@ -179,7 +191,39 @@ impl Exchange {
     }
 }
 
-fn copy_floats(from: &[u8], to: &mut [f32]) {
-    let (values, _) = from.as_chunks::<{ size_of::<f32>() }>();
-    values.iter().zip(to).for_each(|(bytes, to)| *to = f32::from_le_bytes(*bytes));
+/// The bytes of exchanged values.
+#[derive(Clone, Copy)]
+enum Form {
+    Floats,
+    /// Each rank has whole groups.
+    Rounded(RoundedGroups),
+}
+
+impl Form {
+    fn encoded_len(self, num_values: usize) -> usize {
+        match self {
+            Form::Floats => num_values * size_of::<f32>(),
+            Form::Rounded(groups) => groups.encoded_len(num_values),
+        }
+    }
+
+    fn encode(self, values: &[f32], bytes: &mut [u8]) {
+        match self {
+            Form::Floats => {
+                let (bytes, _) = bytes.as_chunks_mut::<{ size_of::<f32>() }>();
+                bytes.iter_mut().zip(values).for_each(|(bytes, value)| *bytes = value.to_le_bytes());
+            }
+            Form::Rounded(groups) => groups.encode(values, bytes),
+        }
+    }
+
+    fn decode(self, bytes: &[u8], values: &mut [f32]) {
+        match self {
+            Form::Floats => {
+                let (bytes, _) = bytes.as_chunks::<{ size_of::<f32>() }>();
+                values.iter_mut().zip(bytes).for_each(|(value, bytes)| *value = f32::from_le_bytes(*bytes));
+            }
+            Form::Rounded(groups) => groups.decode(bytes, values),
+        }
+    }
 }

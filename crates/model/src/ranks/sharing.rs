@@ -67,6 +67,7 @@ impl Sharing {
             count,
         };
         let even = |what, total| Cut::even(total, num_ranks).ok_or_else(|| too_many(what, total));
+        let rounded = |what, total| Cut::in_rounded_groups(total, num_ranks).ok_or_else(|| too_many(what, total));
         let layers = || (0..config.num_layers_with_predictor()).map(|index| (index, config.layer(index)));
         let queries = |(index, layer): (usize, LayerConfig)| {
             if layer.mixer != Mixer::Attention {
@@ -78,7 +79,7 @@ impl Sharing {
         };
         let mlp = |(index, layer): (usize, LayerConfig)| {
             let has_dense = layer.has_mlp && (!layer.experts || config.dense_beside_experts);
-            has_dense.then(|| even("columns of an MLP", config.mlp_size_of(index))).transpose()
+            has_dense.then(|| rounded("columns of an MLP", config.mlp_size_of(index))).transpose()
         };
         let experts = config.experts;
         let shared = experts.and_then(|experts| experts.shared_mlp_size);
@@ -87,8 +88,8 @@ impl Sharing {
             num_ranks,
             queries: layers().map(queries).collect::<Result<_, _>>()?,
             mlp: layers().map(mlp).collect::<Result<_, _>>()?,
-            expert: experts.map(|experts| even("columns of an expert", experts.mlp_size)).transpose()?,
-            shared_expert: shared.map(|size| even("columns of the shared expert", size)).transpose()?,
+            expert: experts.map(|experts| rounded("columns of an expert", experts.mlp_size)).transpose()?,
+            shared_expert: shared.map(|size| rounded("columns of the shared expert", size)).transpose()?,
             hidden: even("columns of the residual stream", config.hidden_size)?,
             logits: even("tokens of the vocabulary", config.vocab_size)?,
         };

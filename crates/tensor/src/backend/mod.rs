@@ -30,7 +30,7 @@ pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo
 use std::any::Any;
 use std::fmt;
 
-use crate::{DType, Tensor};
+use crate::{DType, RoundedGroups, Tensor};
 
 /// A failure of a device, not of the caller: a wrong shape panics instead.
 #[derive(Debug, thiserror::Error)]
@@ -109,6 +109,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// Bytes that can still be allocated; `None` if the system does not say.
     fn free_memory(&self) -> Option<u64>;
+    /// Returns the bytes of a matrix of `len` values on the device, which may store it in another format; `None` if the
+    /// values are no whole number of the format's blocks.
+    fn stored_bytes(&self, dtype: DType, len: usize) -> Option<u64> {
+        dtype.bytes_for(len).map(|bytes| bytes as u64)
+    }
     /// Measures the bytes per second that the device reads from a buffer of `size` bytes: the limit of decode speed.
     fn read_bandwidth(&self, size: usize) -> Result<f64, Error>;
 
@@ -216,6 +221,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
         run()
     }
 
+    /// Waits until all operations are done, where they are asynchronous.
+    fn wait(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     // From ids to rows, and selecting rows.
 
     /// `out[r] = scale * table[rows[r]]`
@@ -281,6 +291,11 @@ pub trait Backend: Send + Sync + fmt::Debug {
             Pending::Update => self.add(update, hidden),
             Pending::PartialSums(_) => unreachable!("a backend that leaves partial sums overrides this"),
         }
+    }
+    /// Returns how a product with this map rounds its input rows; `None` if it does not round them to 8-bit integers.
+    fn input_rounding(&self, linear: &Linear) -> Option<RoundedGroups> {
+        let _ = linear;
+        None
     }
     /// Applies several maps to the same rows, such as those of queries, keys and values. A device may fuse them.
     fn linears(&self, x: Input<'_>, maps: &mut [(&Linear, &mut Tensor)]) -> Result<(), Error> {

@@ -121,6 +121,31 @@ fn every_instruction_set_and_format_gives_the_bits_of_one_rank() {
     }
 }
 
+#[test]
+fn rows_that_a_product_rounds_are_gathered_rounded() {
+    let model = SyntheticModel::named("llama-3.2-1b").expect("a known model").miniature();
+    let bytes = |scheme: &str, num_ranks: usize| {
+        let scheme = QuantScheme::named(scheme).expect("a known scheme");
+        let checkpoint = model.checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model");
+        let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
+        let mut runner = runner(members, DType::F16, 2).expect("several ranks");
+        let before = runner.model.gather_stats().expect("several ranks").bytes;
+        runner.prompt(&PROMPT, &[PROMPT.len()], vec![0]);
+        let bytes = runner.model.gather_stats().expect("several ranks").bytes - before;
+        (bytes as usize, runner.model.config().num_layers())
+    };
+    let (queries, hidden, mlp, vocab) = (4 * 64, 256, 768, 512);
+    let check = |(bytes, num_layers): (usize, usize), queries: usize, mlp: usize| {
+        let layer = queries + 4 * hidden + mlp + 4 * hidden;
+        assert_eq!(bytes, PROMPT.len() * (num_layers * layer + 4 * vocab));
+    };
+    let rounded = |width: usize, group: usize| width / group * (4 + group);
+    check(bytes("bf16", 2), 4 * queries, 4 * mlp);
+    check(bytes("q8_0", 2), rounded(queries, 32), rounded(mlp, 32));
+    // Groups of K formats have 256 values: each of three ranks has one of the MLP, and none has all heads.
+    check(bytes("q4_k_m", 3), 4 * queries, rounded(mlp, 256));
+}
+
 /// Exchanges the parts of two ranks in each all-gather of equal parts: an error that only the law's test can notice.
 #[derive(Debug)]
 struct Swapped(Box<dyn Communicator>);

@@ -2,8 +2,9 @@
 //!
 //! Each group of values of a row (32, or 256 for the K formats) has one scale: `scale = largest / 127`, where `largest`
 //! is the greatest magnitude, and `q = round(x * (127 / largest))`, to nearest with ties to even. A row's integers
-//! depend only on that row, and every instruction set computes the same ones. The sums of 16 and of 32 integers are
-//! exact; formats with an offset or a minimum need them.
+//! depend only on that row, and every instruction set computes the same ones. Ranks exchange rows rounded by the same
+//! formula ([`pellucid_tensor::RoundedGroups`]). The sums of 16 and of 32 integers are exact; formats with an offset or
+//! a minimum need them.
 //!
 //! Rows are stored in blocks of sixteen, the last one smaller, in one of two orders ([`InputOrder`]):
 //!
