@@ -124,6 +124,10 @@ impl Backend for CudaBackend {
         self.device.memory().ok().map(|(free, _)| free as u64)
     }
 
+    fn stored_bytes(&self, dtype: DType, len: usize) -> Option<u64> {
+        upload::stored_dtype(dtype).bytes_for(len).map(|bytes| bytes as u64)
+    }
+
     fn read_bandwidth(&self, size: usize) -> Result<f64, Error> {
         const ROUNDS: u32 = 5;
         let buffer = self.device.allocate_zeroed(size.max(1 << 20))?;
@@ -254,6 +258,10 @@ impl Backend for CudaBackend {
         run: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
         self.run_step(index, memo, run)
+    }
+
+    fn wait(&self) -> Result<(), Error> {
+        self.device.synchronize("a step without logits")
     }
 
     fn embed(&self, table: &Tensor, rows: TableRows<'_>, scale: f32, out: &mut Tensor) -> Result<(), Error> {

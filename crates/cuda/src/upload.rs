@@ -48,12 +48,14 @@ pub(crate) fn table(gpu: &mut Gpu, weight: HostWeight) -> Result<Tensor, Error> 
     Ok(Tensor::new(to, rows, cols, Box::new(DeviceMemory::new(buffer))))
 }
 
+/// Returns the format in which a matrix is stored, if its tiles can hold its scales.
+pub(crate) fn stored_dtype(dtype: DType) -> DType {
+    if kernels::format(dtype).is_some() { dtype } else { DType::F16 }
+}
+
 /// Sends the matrix of a linear map; with `is_fast`, for cuBLASLt too.
 pub(crate) fn matrix(gpu: &mut Gpu, weight: HostWeight, is_fast: bool) -> Result<Tensor, Error> {
-    let to = match weight.dtype {
-        dtype if kernels::format(dtype).is_some() => dtype,
-        _ => DType::F16,
-    };
+    let to = stored_dtype(weight.dtype);
     let without_scales = if weight.dtype == DType::MXFP4 { DType::BF16 } else { DType::F16 };
     let with_plain = is_fast && matches!(weight.dtype, DType::BF16 | DType::F16);
     let (to, tensor) = match store(gpu, &weight, to, with_plain)? {

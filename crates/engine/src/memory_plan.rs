@@ -2,10 +2,6 @@
 
 use crate::engine::WindowNeed;
 
-/// Maximum part of the free memory that becomes KV memory if the operator gave no size. The rest is for activations,
-/// for the system's caches, and for errors of this estimate.
-const SHARE_OF_FREE: f64 = 0.8;
-
 /// The source of the KV memory's size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvBudget {
@@ -128,13 +124,17 @@ impl KvNeed {
 }
 
 impl MemoryPlan {
+    /// Maximum part of the free memory that becomes KV memory if the operator gave no size. The rest is for
+    /// activations, for the system's caches, and for errors of this estimate.
+    pub const SHARE_OF_FREE: f64 = 0.8;
+
     /// Computes the number of blocks. Returns an error if the budget does not hold one whole context.
     pub fn new(need: KvNeed, budget: KvBudget) -> Result<MemoryPlan, ContextDoesNotFit> {
         let per_context = need.blocks_per_context();
         let wanted = per_context.saturating_mul(need.num_contexts.max(1) as u64);
         let available = match budget {
             KvBudget::Bytes(bytes) => bytes,
-            KvBudget::OutOf(free) => (free as f64 * SHARE_OF_FREE) as u64,
+            KvBudget::OutOf(free) => (free as f64 * MemoryPlan::SHARE_OF_FREE) as u64,
             KvBudget::Unknown => u64::MAX,
         };
         let num_blocks = match budget {

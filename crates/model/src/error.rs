@@ -15,6 +15,11 @@ pub enum Error {
     NotOnDevice { architecture: String, what: &'static str, device: String },
     #[error("{architecture} models have {what}, which several ranks cannot share yet; run the model without --ranks")]
     NotOnRanks { architecture: String, what: &'static str },
+    #[error(
+        "layer {layer} reads the keys and values of layer {from}, so both must be on one device; place at least {} \
+         layers on the first device", num_layers - from
+    )]
+    SharedAcrossDevices { layer: usize, from: usize, num_layers: usize },
     #[error("{num_ranks} ranks cannot share the {count} {what} of this {architecture} model; use at most {count}")]
     TooManyRanks { architecture: String, num_ranks: usize, what: &'static str, count: usize },
     #[error("rank {rank} cannot compute this model together with rank 0: {what} {own} there, and {first} on rank 0")]
@@ -75,7 +80,7 @@ pub enum Error {
          --speculate mtp"
     )]
     PredictorNotSupported { architecture: String },
-    #[error("this model cannot be probed")]
+    #[error("a model of several ranks or on several devices cannot be probed")]
     NoProbe,
     #[error(transparent)]
     Checkpoint(#[from] pellucid_checkpoint::Error),

@@ -2,10 +2,10 @@
 //!
 //! Which sequence owns a block is not known here: each [`crate::Batch`] contains the block tables of its sequences.
 
-use pellucid_tensor::{Backend, DType, HeadShape, KvLayer, Tensor};
+use pellucid_tensor::{DType, HeadShape, KvLayer, Tensor};
 
 use crate::config::{KeyHeads, LayerConfig};
-use crate::{DecoderConfig, Error};
+use crate::{DecoderConfig, Error, LayerDevices};
 
 /// Positions in a block, except in tests that use smaller ones. Long enough for efficient reads, and short enough that
 /// a half-empty last block wastes little memory.
@@ -38,12 +38,12 @@ impl KvMemory {
     /// Allocates the memory, filled with zeros.
     pub fn new(
         config: &DecoderConfig,
-        backend: &dyn Backend,
+        devices: &(impl LayerDevices + ?Sized),
         dtype: DType,
         num_blocks: usize,
         block_len: usize,
     ) -> Result<Self, Error> {
-        KvMemory::with_windows(config, backend, dtype, (num_blocks, None), block_len)
+        KvMemory::with_windows(config, devices, dtype, (num_blocks, None), block_len)
     }
 
     /// Allocates the memory, filled with zeros. With a number of window blocks, layers with sliding windows have this
@@ -51,7 +51,7 @@ impl KvMemory {
     /// stored in.
     pub fn with_windows(
         config: &DecoderConfig,
-        backend: &dyn Backend,
+        devices: &(impl LayerDevices + ?Sized),
         dtype: DType,
         (num_blocks, num_window_blocks): (usize, Option<usize>),
         block_len: usize,
@@ -65,6 +65,7 @@ impl KvMemory {
                 let block = block_len * config.key_size(layer);
                 let num_blocks = num_window_blocks.filter(|_| windowed[layer]).map_or(num_blocks, |num| num + 1);
                 let num_blocks = if config.layer(layer).has_kv() { num_blocks } else { 0 };
+                let backend = devices.of_layer(layer);
                 let num_value_blocks = if config.latent_attention.is_some() { 0 } else { num_blocks };
                 Ok(KvLayer {
                     keys: backend.zeros(dtype, num_blocks, block)?,
@@ -72,6 +73,8 @@ impl KvMemory {
                 })
             })
             .collect::<Result<_, Error>>()?;
+        // Predictors run on one device.
+        let backend = devices.of_layer(0);
         let rows = || backend.zeros(backend.activation_dtype(), num_blocks * block_len + 1, config.hidden_size);
         let hidden = config.predictor.map(|_| rows()).transpose()?;
         let copies = (config.num_ranks > 1).then(Vec::new);
@@ -84,14 +87,14 @@ impl KvMemory {
     pub fn with_states(
         mut self,
         config: &DecoderConfig,
-        backend: &dyn Backend,
+        devices: &(impl LayerDevices + ?Sized),
         num_slots: usize,
     ) -> Result<Self, Error> {
-        let state = |&layer: &LayerConfig| match config.state_len(layer) {
+        let state = |(index, &layer): (usize, &LayerConfig)| match config.state_len(layer) {
             0 => Ok(None),
-            len => backend.zeros(DType::F32, num_slots, len).map(Some),
+            len => devices.of_layer(index).zeros(DType::F32, num_slots, len).map(Some),
         };
-        self.states = config.layers.iter().map(state).collect::<Result<_, _>>()?;
+        self.states = config.layers.iter().enumerate().map(state).collect::<Result<_, _>>()?;
         Ok(self)
     }
 
@@ -146,37 +149,50 @@ impl KvMemory {
     }
 
     /// Copies a slot's state in every layer.
-    pub fn copy_state(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
-        for states in self.states.iter_mut().flatten() {
-            backend.copy_row(from as usize, to as usize, states)?;
+    pub fn copy_state(&mut self, devices: &(impl LayerDevices + ?Sized), from: u32, to: u32) -> Result<(), Error> {
+        for (layer, states) in self.states.iter_mut().enumerate() {
+            states.iter_mut().try_for_each(|s| devices.of_layer(layer).copy_row(from as usize, to as usize, s))?;
         }
         Ok(())
     }
 
     /// Copies a block's keys and values in every layer, and the rows that a predictor reads, for copy-on-write. Other
     /// ranks make the copy before the next step.
-    pub fn copy_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
+    pub fn copy_block(&mut self, devices: &(impl LayerDevices + ?Sized), from: u32, to: u32) -> Result<(), Error> {
         if let Some(copies) = &mut self.copies {
             copies.push([from, to]);
         }
-        self.copy_in_layers(backend, [from, to], false)?;
+        self.copy_in_layers(devices, [from, to], false)?;
         if let Some(hidden) = &mut self.hidden {
             let (from, to) = (from as usize * self.block_len, to as usize * self.block_len);
+            let backend = devices.of_layer(0);
             (0..self.block_len).try_for_each(|row| backend.copy_row(from + row, to + row, hidden))?;
         }
         Ok(())
     }
 
     /// Copies a block of the layers with blocks of their own.
-    pub fn copy_window_block(&mut self, backend: &dyn Backend, from: u32, to: u32) -> Result<(), Error> {
-        self.copy_in_layers(backend, [from, to], true)
+    pub fn copy_window_block(
+        &mut self,
+        devices: &(impl LayerDevices + ?Sized),
+        from: u32,
+        to: u32,
+    ) -> Result<(), Error> {
+        self.copy_in_layers(devices, [from, to], true)
     }
 
-    fn copy_in_layers(&mut self, backend: &dyn Backend, [from, to]: [u32; 2], windowed: bool) -> Result<(), Error> {
-        let layers = self.layers.iter_mut().zip(&self.windowed).filter(|(_, is_windowed)| **is_windowed == windowed);
-        let tensors = layers.flat_map(|(layer, _)| [&mut layer.keys, &mut layer.values]);
-        for tensor in tensors.filter(|tensor| tensor.rows() > 0) {
-            backend.copy_row(from as usize, to as usize, tensor)?;
+    fn copy_in_layers(
+        &mut self,
+        devices: &(impl LayerDevices + ?Sized),
+        [from, to]: [u32; 2],
+        windowed: bool,
+    ) -> Result<(), Error> {
+        let layers = self.layers.iter_mut().zip(&self.windowed).enumerate();
+        for (index, (layer, _)) in layers.filter(|(_, (_, is_windowed))| **is_windowed == windowed) {
+            let tensors = [&mut layer.keys, &mut layer.values].into_iter().filter(|tensor| tensor.rows() > 0);
+            for tensor in tensors {
+                devices.of_layer(index).copy_row(from as usize, to as usize, tensor)?;
+            }
         }
         Ok(())
     }

@@ -12,6 +12,7 @@ mod architectures;
 mod batch;
 mod config;
 mod decoder;
+mod devices;
 mod embedding;
 mod encoder;
 mod error;
@@ -39,6 +40,7 @@ pub use config::{
     ShortConvolutionConfig,
 };
 pub use decoder::{Decoder, LoadOptions, read_config, read_config_with, step_bytes};
+pub use devices::{DeviceIndex, Devices, LayerDevices, PartBytes, Placement};
 pub use embedding::{DecoderEmbedder, Embedder, EmbedderInfo, EmbeddingText, Pooling, stated_pooling};
 pub use encoder::{
     ClassifierConfig, Encoder, EncoderConfig, EncoderLayer, EncoderPositions, HeadActivation, NormPlacement,

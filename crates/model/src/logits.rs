@@ -73,6 +73,11 @@ impl Logits {
     /// Waits for a launched step, and reads its whole rows and digests from the device.
     pub(crate) fn fill(&mut self, backend: &dyn Backend, rows: &mut Tensor) -> Result<(), DeviceError> {
         let (num_rows, vocab_size) = (self.whole_rows.len(), self.vocab_size);
+        // Nothing is read that would wait. Without this, a chunk of a prompt would seem to take no time, and chunks
+        // would pile up on the device.
+        if num_rows == 0 {
+            return backend.wait();
+        }
         let Some(ticket) = self.ticket.take() else {
             return backend.read_out(rows, &mut *self.values);
         };

@@ -2,12 +2,17 @@
 
 use pellucid_tensor::TokenSlots;
 
-use crate::{AttentionRows, Batch, DecoderConfig, Error, KvMemory, Logits, ProbeQuery};
+use crate::{AttentionRows, Batch, DecoderConfig, Devices, Error, KvMemory, Logits, ProbeQuery};
 
 /// Computes logits from token ids. [`Decoder`](crate::Decoder) implements it for every supported family.
 pub trait Model: Send {
     /// Returns the configuration.
     fn config(&self) -> &DecoderConfig;
+
+    /// Returns the devices that have the parts of the model; `None` if the caller's backend has them all.
+    fn placed_on(&self) -> Option<&Devices> {
+        None
+    }
 
     /// Computes the batch's rows, stores their keys and values, and fills `logits` with the wanted rows or their
     /// digests.
@@ -19,7 +24,7 @@ pub trait Model: Send {
         self.forward(batch, kv, logits)
     }
 
-    /// Waits for the logits of a launched step.
+    /// Waits until a launched step is done, also if it has no logits: the engine learns the time of steps from it.
     fn finish(&mut self, logits: &mut Logits) -> Result<(), Error> {
         let _ = logits;
         Ok(())

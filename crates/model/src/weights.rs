@@ -56,13 +56,6 @@ pub(crate) struct LayerWeights {
     pub(crate) scale: Option<f32>,
 }
 
-impl LayerWeights {
-    /// Returns the norm of the first input of the layer.
-    pub(crate) fn first_norm(&self) -> Option<&Norm> {
-        if self.mixer.is_some() { self.attention_norm.as_ref() } else { self.mlp_norm.as_ref() }
-    }
-}
-
 /// Weights from which the inputs of all layers are computed.
 #[derive(Debug)]
 pub(crate) struct LayerInputTables {

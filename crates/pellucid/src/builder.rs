@@ -8,17 +8,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use pellucid_checkpoint::{Checkpoint, FileAccess};
 use pellucid_cpu::Isa;
 use pellucid_engine::kv_cache::KvEventSink;
-use pellucid_engine::{Engine, EngineHandle, EngineOptions, MemoryPlan, Overcommit, TenantId};
+use pellucid_engine::{Engine, EngineHandle, EngineOptions, Overcommit, TenantId};
 use pellucid_generate::{Grammars, Guards, LoadedModel, utc_now};
 use pellucid_model::{BLOCK_LEN, LoadOptions, Model as _, Pooling};
 use pellucid_sampling::SamplingDefaults;
 use pellucid_tokenizer::{ChatTemplate, Tokenizer};
 
-use crate::draft_model::{DraftFiles, DraftInfo};
-use crate::loading::{details, hash_notes, plan_kv_memory, shared_prefix, step_tokens};
+use crate::draft_model::DraftFiles;
+use crate::loading::{description, details, hash_notes, plan_kv_memory, shared_prefix, step_tokens};
 use crate::recommended_sampling::recommended_sampling;
 use crate::{
-    Device, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Pellucid, Ranks, Speculation, load_decoder_on_ranks,
+    Device, DeviceError, DeviceGroup, DeviceNeed, DeviceOptions, Error, KvType, LoadEvent, LoadPhase, Loaded,
+    ModelInfo, Pellucid, Ranks, Speculation, Split, load_decoder_on_ranks,
 };
 
 /// Sequences computed at once unless the builder says otherwise.
@@ -66,42 +67,9 @@ pub struct Builder {
     /// How the rows of a text become one vector, for models that compute vectors.
     pub(crate) pooling: Option<Pooling>,
     pub(crate) ranks: Ranks,
+    further_devices: Vec<Device>,
+    split: Split,
     pub(crate) on_event: Box<dyn FnMut(LoadEvent) + Send>,
-}
-
-/// A model with a running engine and the facts about it, for programs that use [`pellucid_generate`] directly.
-#[derive(Debug)]
-pub struct Loaded {
-    /// The model. Its `fingerprint` is empty.
-    pub model: LoadedModel,
-    /// Facts about it.
-    pub info: ModelInfo,
-    /// Names of the tenants; the first has the id 1. Id 0 is the tenant without a name.
-    pub tenants: Vec<String>,
-}
-
-/// Facts about a model that is open.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct ModelInfo {
-    /// Path that it was opened from.
-    pub path: PathBuf,
-    /// Files that hold its weights.
-    pub files: Vec<PathBuf>,
-    /// Size of these files in bytes.
-    pub weight_bytes: u64,
-    /// The device in words, such as `cpu (avx512, 2 threads)`.
-    pub device: String,
-    /// Number format of the KV cache.
-    pub kv_type: KvType,
-    /// Size of the KV cache, that of the draft model included.
-    pub kv_memory: MemoryPlan,
-    /// Scratch memory: bytes of the activations and logits of the largest step.
-    pub scratch_bytes: u64,
-    /// The draft model, if there is one.
-    pub draft: Option<DraftInfo>,
-    /// Drafters that propose tokens.
-    pub speculation: Speculation,
 }
 
 impl Builder {
@@ -135,6 +103,8 @@ impl Builder {
             kv_events: None,
             pooling: None,
             ranks: Ranks::One,
+            further_devices: Vec::new(),
+            split: Split::Auto,
             on_event: Box::new(|_| ()),
         }
     }
@@ -200,6 +170,26 @@ impl Builder {
     /// ```
     pub fn ranks(mut self, ranks: Ranks) -> Builder {
         self.ranks = ranks;
+        self
+    }
+
+    /// Sets the devices that compute the model together, the fastest first: each has a part of the layers, with their
+    /// keys and values. Devices with the same arithmetic give the bytes of one of them. Without it, the CPU helps a GPU
+    /// that was not named with a model that is too large for it.
+    ///
+    /// ```
+    /// use pellucid::{Device, Pellucid, Split};
+    ///
+    /// # fn main() -> Result<(), pellucid::Error> {
+    /// let (devices, split) = ([Device::Cpu; 2], Split::Layers(vec![3, 2]));
+    /// let model = Pellucid::builder("models/tiny.gguf").devices(&devices, split).open()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn devices(mut self, devices: &[Device], split: Split) -> Builder {
+        self.device.device = devices.first().copied();
+        self.further_devices = devices.iter().skip(1).copied().collect();
+        self.split = split;
         self
     }
 
@@ -389,8 +379,21 @@ impl Builder {
         on_event(LoadEvent::Phase(LoadPhase::Device));
         let device = self.ranks.device_of_one(&self.device);
         let backend = device.open(&mut |note| on_event(LoadEvent::Note(note)))?;
-        let device = (&self.device, &backend);
-        let decoder = load_decoder_on_ranks(self.ranks, &checkpoint, load_options, device, on_event)?;
+        let need = DeviceNeed { kv_type: self.kv_type, max_sequences: self.max_sequences };
+        let decoder = match self.ranks {
+            Ranks::One => {
+                let group = DeviceGroup::new(self.device, self.further_devices, self.split);
+                group.load(&checkpoint, load_options, &backend, need, on_event)?
+            }
+            ranks if self.further_devices.is_empty() => {
+                load_decoder_on_ranks(ranks, &checkpoint, load_options, (&self.device, &backend), on_event)?
+            }
+            _ => {
+                let reason = "ranks and several devices cannot be combined yet".into();
+                return Err(DeviceError::Split { reason }.into());
+            }
+        };
+        let devices = decoder.devices().clone();
         let config = decoder.config().clone();
         if snapshot_distance.is_some() && !config.has_state() {
             let note = format!("a snapshot distance has no effect: {} has no recurrent layers", config.architecture);
@@ -404,7 +407,7 @@ impl Builder {
         let kv_memory = plan_kv_memory(
             &config,
             draft.as_ref().map(|draft| draft.config()),
-            &*backend,
+            &devices,
             self.kv_type,
             self.kv_memory,
             self.max_sequences,
@@ -423,7 +426,7 @@ impl Builder {
             secret: secret(),
             snapshot_distance,
         };
-        let device = backend.description();
+        let device = description(&decoder);
         let scratch_bytes = decoder.step_bytes(options.step_tokens, options.max_sequences);
         let mut engine = Engine::new(Box::new(decoder), backend, options).map_err(Error::Start)?;
         for &(tenant, num_tokens) in &self.quotas {

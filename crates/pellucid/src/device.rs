@@ -81,6 +81,29 @@ pub enum DeviceError {
         /// Names of those that the machine supports.
         available: Vec<&'static str>,
     },
+    /// The layers cannot be shared out among devices in this way.
+    #[error("{reason}")]
+    Split {
+        /// The reason.
+        reason: String,
+    },
+    /// The devices have too little free memory for the model together.
+    #[error(
+        "the model does not fit: {device} would have {num_layers} layers, which take {:.1} GB with keys and values of \
+         one context, but can have {:.1} GB; use a smaller context, a smaller type of keys and values, or a smaller \
+         model",
+        *needed as f64 / 1e9, *budget as f64 / 1e9
+    )]
+    TooSmall {
+        /// The device in words.
+        device: String,
+        /// Bytes of the parts that are left for it.
+        needed: u64,
+        /// Bytes that it can have.
+        budget: u64,
+        /// Number of its layers.
+        num_layers: usize,
+    },
     /// The operating system refuses to start the threads.
     #[error("the CPU's threads cannot be started; use fewer")]
     Threads(#[source] pellucid_cpu::Unusable),

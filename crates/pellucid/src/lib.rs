@@ -21,13 +21,16 @@ mod speculation;
 mod stream;
 mod tiny_model;
 
-pub use builder::{Builder, Loaded, ModelInfo};
+pub use builder::Builder;
 pub use device::{Device, DeviceError, DeviceOptions};
 pub use draft_model::DraftInfo;
 pub use embedding_model::{EmbeddingModel, LoadedEmbeddings};
 pub use error::Error;
 pub use kv_type::KvType;
-pub use loading::{LoadEvent, LoadPhase, Ranks, hash_notes, load_decoder, load_decoder_on_ranks, plan_kv_memory};
+pub use loading::{
+    DeviceGroup, DeviceNeed, LoadEvent, LoadPhase, Loaded, ModelInfo, Ranks, Split, description, hash_notes,
+    load_decoder, load_decoder_on_ranks, plan_kv_memory,
+};
 pub use memory_need::MemoryNeed;
 pub use model::Pellucid;
 pub use recommended_sampling::{Recommendation, recommended_sampling};

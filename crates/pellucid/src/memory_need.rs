@@ -74,7 +74,7 @@ impl Builder {
         };
         let draft_config = draft.as_ref().map(|(config, _)| config);
         let distance = self.distance_in_blocks();
-        let kv = kv_need(&config, draft_config, &*backend, self.kv_type, self.max_sequences, distance)?;
+        let kv = kv_need(&config, draft_config, &backend.clone().into(), self.kv_type, self.max_sequences, distance)?;
         let num_rows = step_tokens(&*backend, self.max_sequences);
         let mut scratch = 0;
         for config in [Some(&config), draft.as_ref().map(|(config, _)| config)].into_iter().flatten() {

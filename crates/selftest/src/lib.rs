@@ -96,6 +96,15 @@ pub fn run(
             });
         }
     }
+    if keeps_bits {
+        for name in ["llama3", "qwen3-moe", "qwen35", "gemma4-small"] {
+            let golden = embedded_goldens::write(name, folder);
+            if models::refusal(backend, &golden).is_none() {
+                let name = format!("parts on two devices give the bits of one, {name}");
+                reports.check(&name, &|| models::parts_on_two_devices(backend, &golden));
+            }
+        }
+    }
     if backend.token_slots().num_slots > 0 {
         reports.check("chained drafts equal single steps", &|| {
             let [draft, target] = ["llama3", "qwen3-moe"].map(|name| embedded_goldens::write(name, folder));

@@ -4,18 +4,23 @@ use std::sync::{Arc, Mutex};
 
 use anyhow::Result;
 use pellucid_engine::{Engine, EngineOptions};
-use pellucid_model::{Batch, DecoderConfig, Error, KvMemory, Logits, Model};
+use pellucid_model::{Batch, DecoderConfig, Devices, Error, KvMemory, Logits, Model};
 use pellucid_tensor::Backend;
 
 /// A model that several engines use, one after the other: an [`Engine`] owns its model.
 struct SharedModel {
     config: DecoderConfig,
+    devices: Option<Devices>,
     model: Arc<Mutex<dyn Model>>,
 }
 
 impl Model for SharedModel {
     fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    fn placed_on(&self) -> Option<&Devices> {
+        self.devices.as_ref()
     }
 
     fn forward(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
@@ -50,13 +55,15 @@ impl Model for SharedModel {
 /// A model with the backend that holds its weights.
 pub(crate) struct ModelOnDevice {
     config: DecoderConfig,
+    devices: Option<Devices>,
     model: Arc<Mutex<dyn Model>>,
     backend: Arc<dyn Backend>,
 }
 
 impl ModelOnDevice {
     pub(crate) fn new(model: impl Model + 'static, backend: Arc<dyn Backend>) -> ModelOnDevice {
-        ModelOnDevice { config: model.config().clone(), model: Arc::new(Mutex::new(model)), backend }
+        let (config, devices) = (model.config().clone(), model.placed_on().cloned());
+        ModelOnDevice { config, devices, model: Arc::new(Mutex::new(model)), backend }
     }
 
     pub(crate) fn vocab_size(&self) -> usize {
@@ -70,6 +77,7 @@ impl ModelOnDevice {
 
     /// Returns the model for one more engine.
     pub(crate) fn share(&self) -> Box<dyn Model> {
-        Box::new(SharedModel { config: self.config.clone(), model: self.model.clone() })
+        let (config, devices) = (self.config.clone(), self.devices.clone());
+        Box::new(SharedModel { config, devices, model: self.model.clone() })
     }
 }

@@ -2,16 +2,13 @@
 //!
 //! `pellucid` does the work; this module names its options as flags, shows progress and puts errors in terms of flags.
 
-use std::io::IsTerminal;
 use std::path::Path;
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::sync::Arc;
 
 use anyhow::{Error, Result};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use pellucid::{
-    Builder, Device, DeviceError, DeviceOptions, FileAccess, Isa, KvType, LoadEvent, LoadOptions, Loaded,
-    LoadedEmbeddings, ModelInfo, Overcommit, Pellucid, Pooling, Ranks, Speculation,
+    Builder, Device, DeviceError, DeviceGroup, DeviceNeed, DeviceOptions, FileAccess, Isa, KvType, LoadOptions, Loaded,
+    LoadedEmbeddings, ModelInfo, Overcommit, Pellucid, Pooling, Ranks, Speculation, Split,
 };
 use pellucid_checkpoint::Checkpoint;
 use pellucid_engine::ContextDoesNotFit;
@@ -25,15 +22,28 @@ use crate::flags::speculation::SpeculationArgs;
 use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::format::{bytes_text, grouped};
+use crate::terminal::loading_bar::LoadingBar;
 use crate::terminal::log;
+
+/// Sequences for whose memory `prove` and `bench` leave room on devices that share out a model.
+const PLANNED_SEQUENCES: usize = 16;
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Computing")]
 pub(crate) struct ComputeArgs {
-    /// Device that computes: auto, cpu, cuda or cuda:N
-    /// [default: the first usable GPU, else the CPU]
-    #[arg(long, verbatim_doc_comment, value_name = "DEVICE")]
-    device: Option<Device>,
+    /// Device that computes: auto, cpu, cuda or cuda:N; or several that
+    /// share out the layers, such as cuda:0,cpu, the fastest first
+    /// [default: the first usable GPU, with the CPU if the model is too
+    /// large for it; else the CPU]
+    #[arg(long, verbatim_doc_comment, value_name = "DEVICE", value_delimiter = ',')]
+    device: Vec<Device>,
+
+    /// Which of several devices has what: numbers of layers, such as
+    /// 24,8; experts=N, those of the first N layers on the last device;
+    /// or auto, by free memory
+    /// [default: auto]
+    #[arg(long, verbatim_doc_comment, value_name = "SPLIT")]
+    split: Option<Split>,
 
     /// CPU threads; pinned if there is one for each core
     /// [default: every core]
@@ -83,8 +93,9 @@ pub(crate) struct ComputeArgs {
 impl ComputeArgs {
     /// Ids of all flags, for a flag that cannot be combined with any of them. The group that clap makes of a struct is
     /// empty if the struct contains another.
-    pub(crate) const FLAGS: [&str; 12] = [
+    pub(crate) const FLAGS: [&str; 13] = [
         "device",
+        "split",
         "threads",
         "cpu_isa",
         "no_mmap",
@@ -118,9 +129,11 @@ impl ComputeArgs {
         self.load(builder.max_sequences(width).max_waiting(1).overcommit(Overcommit::Never))
     }
 
-    /// Returns the flags for the model of a guard: those about context and KV memory hold for the guarded model.
+    /// Returns the flags for the model of a guard: those about context, KV memory and several devices hold for the
+    /// guarded model.
     pub(crate) fn for_guard(&self) -> ComputeArgs {
-        ComputeArgs { context: None, kv_memory: None, ..self.clone() }
+        let device = self.device.first().copied().into_iter().collect();
+        ComputeArgs { context: None, kv_memory: None, device, split: None, ..self.clone() }
     }
 
     /// Returns a builder with these flags, for the model that all ranks compute.
@@ -135,7 +148,11 @@ impl ComputeArgs {
 
     /// Returns a builder with these flags.
     pub(crate) fn builder(&self, path: &Path, hub: &Hub) -> Result<Builder> {
+        self.check_split()?;
         let mut builder = Pellucid::builder(path).device_options(self.device_options()).kv_type(self.kv_type);
+        if self.device.len() > 1 {
+            builder = builder.devices(&self.device, self.split());
+        }
         builder = builder.file_access(self.file_access(hub)?);
         if let Some(context) = self.context {
             builder = builder.context(context as usize);
@@ -213,6 +230,7 @@ impl ComputeArgs {
     /// Opens a model that computes vectors with the options of a builder.
     pub(crate) fn load_embeddings(&self, mut builder: Builder, pooling: Option<Pooling>) -> Result<LoadedEmbeddings> {
         self.ranks.refuse("a model that computes vectors")?;
+        self.refuse_several_devices("a model that computes vectors")?;
         if self.kv_memory.is_some() {
             bail_usage!("--kv-memory has no effect on a model that computes vectors; use --context");
         }
@@ -251,6 +269,29 @@ impl ComputeArgs {
         builder.on_event(move |event| shown.show(event)).load_embeddings().map_err(|error| self.in_flags(error))
     }
 
+    fn split(&self) -> Split {
+        self.split.clone().unwrap_or_default()
+    }
+
+    /// Refuses `--split` without several devices, and several devices where there are several ranks.
+    fn check_split(&self) -> Result<()> {
+        if self.split.is_some() && self.device.len() < 2 {
+            bail_usage!("--split needs several devices, such as --device cuda:0,cpu");
+        }
+        if self.device.len() > 1 {
+            self.ranks.refuse("a model on several devices")?;
+        }
+        Ok(())
+    }
+
+    /// Refuses several devices for what computes on one.
+    pub(crate) fn refuse_several_devices(&self, what: &str) -> Result<()> {
+        if self.device.len() > 1 {
+            bail_usage!("--device: {what} computes on one device, found {}", self.device.len());
+        }
+        self.check_split()
+    }
+
     /// Opens the device of these flags: that of this process's first rank.
     pub(crate) fn backend(&self) -> Result<Arc<dyn Backend>> {
         open_device(self.ranks.device(self.device_options())?)
@@ -275,7 +316,18 @@ impl ComputeArgs {
         backend: &Arc<dyn Backend>,
         speculation: &Speculation,
     ) -> Result<Decoder> {
-        self.decoder_on(self.ranks.take()?, checkpoint, backend, speculation)
+        self.check_split()?;
+        let ranks = self.ranks.take()?;
+        if !matches!(ranks, Ranks::One) {
+            return self.decoder_on(ranks, checkpoint, backend, speculation);
+        }
+        let bar = LoadingBar::new();
+        let further = self.device.iter().skip(1).copied().collect();
+        let group = DeviceGroup::new(self.device_options(), further, self.split());
+        let need = DeviceNeed { kv_type: self.kv_type, max_sequences: PLANNED_SEQUENCES };
+        group
+            .load(checkpoint, self.load_options(speculation), backend, need, &mut |event| bar.show(event))
+            .map_err(|error| self.in_flags(error))
     }
 
     fn decoder_on(
@@ -286,16 +338,19 @@ impl ComputeArgs {
         speculation: &Speculation,
     ) -> Result<Decoder> {
         let bar = LoadingBar::new();
-        let context_len = self.context.map(|tokens| tokens as usize);
-        let options = LoadOptions { context_len, predictor: speculation.uses_mtp() };
+        let options = self.load_options(speculation);
         let device = self.device_options();
         pellucid::load_decoder_on_ranks(ranks, checkpoint, options, (&device, backend), &mut |event| bar.show(event))
             .map_err(|error| self.in_flags(error))
     }
 
+    fn load_options(&self, speculation: &Speculation) -> LoadOptions {
+        LoadOptions { context_len: self.context.map(|tokens| tokens as usize), predictor: speculation.uses_mtp() }
+    }
+
     fn device_options(&self) -> DeviceOptions {
         DeviceOptions {
-            device: self.device,
+            device: self.device.first().copied(),
             threads: self.threads.map(usize::from),
             isa: self.cpu_isa,
             fast: self.fast,
@@ -309,6 +364,9 @@ impl ComputeArgs {
             pellucid::Error::Open(source) => source.into(),
             pellucid::Error::Load { source, .. } if matches!(*source, ModelError::ContextTooLong { .. }) => {
                 UsageError::because(format!("--context: {source}"))
+            }
+            pellucid::Error::Load { source, .. } if matches!(*source, ModelError::SharedAcrossDevices { .. }) => {
+                UsageError::because(format!("--split: {source}"))
             }
             pellucid::Error::Load { path, source } if matches!(*source, ModelError::NoPooling) => {
                 UsageError::because(format!("--pooling: {}: {source}", path.display()))
@@ -349,12 +407,16 @@ pub(crate) fn open_device(options: DeviceOptions) -> Result<Arc<dyn Backend>> {
 }
 
 fn device_in_flags(error: DeviceError) -> Error {
-    let is_usage = matches!(error, DeviceError::FastOnCpu | DeviceError::CompileOnCpu | DeviceError::Isa { .. });
+    let is_usage = matches!(
+        error,
+        DeviceError::Split { .. } | DeviceError::FastOnCpu | DeviceError::CompileOnCpu | DeviceError::Isa { .. }
+    );
     let flag = match &error {
         DeviceError::FastOnCpu => "--fast".to_owned(),
         DeviceError::CompileOnCpu => "--nvrtc".to_owned(),
         DeviceError::Isa { isa, .. } => format!("--cpu-isa {isa}"),
         DeviceError::Threads(_) => "--threads".to_owned(),
+        DeviceError::Split { .. } => "--split".to_owned(),
         _ => "--device".to_owned(),
     };
     let error = Error::new(error).context(flag);
@@ -398,66 +460,4 @@ pub(crate) fn memory_text(info: &ModelInfo) -> String {
         grouped(plan.need.context_len as u64),
         bytes_text(info.scratch_bytes),
     )
-}
-
-/// Time of loading after which a terminal shows what is done.
-const LOADING_PATIENCE: Duration = Duration::from_millis(300);
-
-/// Progress of loading on a terminal, and notes. Clears itself when the last clone is dropped.
-#[derive(Clone)]
-struct LoadingBar {
-    bar: ProgressBar,
-    /// Dropped with the last clone, which keeps the bar from appearing any more.
-    _done: mpsc::Sender<()>,
-}
-
-impl LoadingBar {
-    fn new() -> LoadingBar {
-        let bar = ProgressBar::hidden();
-        let (done, is_done) = mpsc::channel();
-        if std::io::stderr().is_terminal() {
-            bar.set_style(style("{spinner} {msg}"));
-            let shown = bar.clone();
-            // Without a thread there is no progress to see, and the model is loaded all the same.
-            let _ = std::thread::Builder::new().spawn(move || {
-                if is_done.recv_timeout(LOADING_PATIENCE) == Err(mpsc::RecvTimeoutError::Timeout) {
-                    shown.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
-                    shown.enable_steady_tick(Duration::from_millis(100));
-                    // Waits for the last clone, and clears what was drawn after its own attempt to do so.
-                    let _ = is_done.recv();
-                    shown.finish_and_clear();
-                }
-            });
-        }
-        LoadingBar { bar, _done: done }
-    }
-
-    fn show(&self, event: LoadEvent) {
-        match event {
-            LoadEvent::Phase(phase) => {
-                self.bar.set_style(style("{spinner} {msg}"));
-                self.bar.set_message(phase.to_string());
-            }
-            LoadEvent::Weights { loaded, total } => {
-                if self.bar.length().is_none() {
-                    self.bar.set_style(style("{msg} {bar:24} {percent} % {eta}"));
-                    self.bar.set_length(total as u64);
-                }
-                self.bar.set_position(loaded as u64);
-            }
-            LoadEvent::Note(note) => self.bar.suspend(|| log::note(&note)),
-            _ => {}
-        }
-    }
-}
-
-impl Drop for LoadingBar {
-    fn drop(&mut self) {
-        self.bar.finish_and_clear();
-    }
-}
-
-/// Parses a template; one that does not parse gives the default bar.
-fn style(template: &str) -> ProgressStyle {
-    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }

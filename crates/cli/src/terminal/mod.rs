@@ -3,6 +3,7 @@
 pub(crate) mod cells;
 pub(crate) mod format;
 pub(crate) mod interrupt;
+pub(crate) mod loading_bar;
 pub(crate) mod log;
 mod log_queue;
 pub(crate) mod output;

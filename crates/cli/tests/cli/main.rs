@@ -2,6 +2,7 @@
 
 mod bench_and_prove;
 mod chat_template;
+mod devices;
 mod embed;
 mod explain;
 mod files;

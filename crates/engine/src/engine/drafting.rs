@@ -57,7 +57,7 @@ impl Engine {
             step_tokens: self.options.step_tokens,
             secret: self.options.secret,
         };
-        let mut model = DraftModel::new(model, self.backend.clone(), options)?;
+        let mut model = DraftModel::new(model, self.devices.output().clone(), options)?;
         model.follow_settings(&self.cache);
         self.drafters.model = Some(model);
         Ok(())
@@ -329,7 +329,9 @@ impl Engine {
             }
         }
         let model = drafters.model.as_mut().expect("it has prospects");
-        if let Some(drafts) = model.launch_chain(&requests) {
+        // A model whose embedding is on another device than the drafts cannot take them from there.
+        let takes_kept = self.model.token_slots().num_slots > 0;
+        if let Some(drafts) = takes_kept.then(|| model.launch_chain(&requests)).flatten() {
             for (chunk, draft) in of_chunk.into_iter().zip(drafts) {
                 self.plan_chained(&mut chunks[chunk], draft);
             }

@@ -31,7 +31,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pellucid_model::{Batch, KvMemory, Logits, Model};
+use pellucid_model::{Batch, Devices, KvMemory, Logits, Model};
 use pellucid_sampling::Workspace;
 use pellucid_tensor::Backend;
 
@@ -56,7 +56,7 @@ use tenants::RecentTenants;
 #[allow(missing_debug_implementations)] // Its model would print weights.
 pub struct Engine {
     model: Box<dyn Model>,
-    backend: Arc<dyn Backend>,
+    devices: Devices,
     kv: KvMemory,
     cache: KvCache,
     options: EngineOptions,
@@ -139,21 +139,22 @@ impl Engine {
         assert!(options.step_tokens >= options.max_sequences, "every sequence decodes in every step");
         assert!(options.max_sequences > 0 && options.chunk_len > 0);
         let config = model.config();
-        let windows = options.windows(config, &*backend);
+        let devices = model.placed_on().cloned().unwrap_or_else(|| backend.into());
+        let windows = options.windows(config, &devices);
         let num_blocks = (options.num_blocks, windows.map(|windows| windows.num_blocks));
-        let mut kv = KvMemory::with_windows(config, &*backend, options.kv_dtype, num_blocks, options.block_len)?;
+        let mut kv = KvMemory::with_windows(config, &devices, options.kv_dtype, num_blocks, options.block_len)?;
         let mut cache = KvCache::new(options.num_blocks, options.block_len, options.secret);
         if let Some(windows) = windows {
             cache.use_windows(windows);
         }
         if let Some(states) = options.states(config)? {
-            kv = kv.with_states(config, &*backend, states.num_slots())?;
+            kv = kv.with_states(config, &devices, states.num_slots())?;
             cache.use_states(states);
         }
         Ok(Engine {
             cache,
             model,
-            backend,
+            devices,
             kv,
             options,
             queue: Queue::new(options.max_waiting),
@@ -207,7 +208,7 @@ impl Engine {
         RequestLimits {
             config: self.model.config().clone(),
             options: self.options,
-            bytes_per_block: self.options.bytes_per_block(self.model.config(), &*self.backend),
+            bytes_per_block: self.options.bytes_per_block(self.model.config(), &self.devices),
             quotas: self.cache.quotas().clone(),
         }
     }

@@ -1,8 +1,8 @@
 //! How an engine runs: the size of its KV memory, the limits of a step and of the queue, and when requests may
 //! overcommit memory.
 
-use pellucid_model::{DecoderConfig, KvMemory};
-use pellucid_tensor::{Backend, DType, Extension};
+use pellucid_model::{DecoderConfig, Devices, KvMemory};
+use pellucid_tensor::{DType, Extension};
 
 use crate::kv_cache::{StateOptions, WindowOptions};
 use crate::probe::MAX_PROBE_ROWS;
@@ -49,17 +49,17 @@ impl EngineOptions {
     }
 
     /// Returns the bytes of a block in all layers; on average, if layers with windows have fewer blocks.
-    pub(super) fn bytes_per_block(&self, config: &DecoderConfig, backend: &dyn Backend) -> usize {
+    pub(super) fn bytes_per_block(&self, config: &DecoderConfig, devices: &Devices) -> usize {
         let bytes = KvMemory::bytes_per_block(config, self.kv_dtype, self.block_len).unwrap_or(0);
-        self.windows(config, backend).map_or(bytes, |windows| {
+        self.windows(config, devices).map_or(bytes, |windows| {
             let windowed = KvMemory::window_bytes_per_block(config, self.kv_dtype, self.block_len);
             bytes - windowed + windowed * (windows.num_blocks + 1) / self.num_blocks
         })
     }
 
     /// Returns the blocks of layers with sliding windows; `None` if they have the same blocks as the other layers.
-    pub(super) fn windows(&self, config: &DecoderConfig, backend: &dyn Backend) -> Option<WindowOptions> {
-        let need = window_need(config, backend, self.block_len, self.max_sequences, self.step_tokens)?;
+    pub(super) fn windows(&self, config: &DecoderConfig, devices: &Devices) -> Option<WindowOptions> {
+        let need = window_need(config, devices, self.block_len, self.max_sequences, self.step_tokens)?;
         let num_blocks = need.num_blocks(self.num_blocks);
         let (len, num_kept) = (need.len, num_blocks - need.num_live);
         // With the same number as the others, nothing is saved.
@@ -89,12 +89,12 @@ impl WindowNeed {
 /// Returns the window blocks that an engine needs; `None` if layers with sliding windows have to keep all blocks.
 pub fn window_need(
     config: &DecoderConfig,
-    backend: &dyn Backend,
+    devices: &Devices,
     block_len: usize,
     max_sequences: usize,
     step_tokens: usize,
 ) -> Option<WindowNeed> {
-    let len = config.kv_window().filter(|_| backend.supports(Extension::WindowBlocks))?;
+    let len = config.kv_window().filter(|_| devices.support(Extension::WindowBlocks))?;
     // A sequence has its window from the beginning of a block; it computes one chunk, whose ends are in blocks with
     // other positions, and one position ahead. Copies are made before originals are given back.
     let of_sequence = len.div_ceil(block_len) + 4;

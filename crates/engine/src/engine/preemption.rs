@@ -57,8 +57,8 @@ impl Engine {
 
     fn copy_block(&mut self, copy: BlockCopy) -> Result<(), pellucid_model::Error> {
         let BlockCopy { from, to, windows } = copy;
-        self.kv.copy_block(&*self.backend, from, to)?;
-        windows.map_or(Ok(()), |[from, to]| self.kv.copy_window_block(&*self.backend, from, to))
+        self.kv.copy_block(&self.devices, from, to)?;
+        windows.map_or(Ok(()), |[from, to]| self.kv.copy_window_block(&self.devices, from, to))
     }
 
     /// Takes the block for a chunk that is launched ahead. Returns false if that would need a preemption or a copy.

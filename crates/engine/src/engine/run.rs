@@ -90,12 +90,12 @@ impl Engine {
     /// Makes the copies of recurrent states that are due, and plans where the step saves them. A model without states
     /// has none.
     fn plan_states(&mut self, step: &Step) -> Result<(), Error> {
-        let Engine { running, cache, kv, backend, .. } = self;
+        let Engine { running, cache, kv, devices, .. } = self;
         if !cache.has_states() {
             return Ok(());
         }
         for StateCopy { from, to } in cache.take_state_copies() {
-            kv.copy_state(&**backend, from, to)?;
+            kv.copy_state(devices, from, to)?;
         }
         // Drafts first: they need their slots, snapshots take what is left.
         for plans_draft in [true, false] {

@@ -19,7 +19,7 @@ impl DecoderConfig {
     }
 
     /// Whether only rows within windows read the keys and values that a layer stores.
-    pub(crate) fn is_windowed(&self, layer: usize) -> bool {
+    pub fn is_windowed(&self, layer: usize) -> bool {
         self.longest_window(layer).is_some_and(|window| window < self.context_len)
     }
 

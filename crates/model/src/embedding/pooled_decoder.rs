@@ -40,11 +40,8 @@ impl DecoderEmbedder {
         let chunk_len = decoder.backend().chunk_len();
         // Texts of one token take a block each; a step has at most `chunk_len` of them.
         let num_blocks = config.context_len.div_ceil(BLOCK_LEN).max(chunk_len);
-        let kv = KvMemory::new(config, &**decoder.backend(), kv_dtype, num_blocks, BLOCK_LEN)?.with_states(
-            config,
-            &**decoder.backend(),
-            1,
-        )?;
+        let kv = KvMemory::new(config, decoder.devices(), kv_dtype, num_blocks, BLOCK_LEN)?;
+        let kv = kv.with_states(config, decoder.devices(), 1)?;
         let info = EmbedderInfo {
             architecture: config.architecture.clone(),
             num_dimensions: config.hidden_size,

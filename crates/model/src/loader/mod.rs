@@ -18,12 +18,13 @@ use pellucid_tensor::{Backend, DType, GatedMlp, HostWeight, Linear, PlainMlp, Te
 
 use crate::architectures::Blueprint;
 use crate::config::{Experts, LayerConfig, Mixer, MlpKind, NormKind, Positions};
+use crate::devices::DeviceIndex;
 use crate::ranks::{Columns, Sharing, WeightRows};
 use crate::weights::{
     AttentionWeights, DenseMlp, ExpertWeights, LayerWeights, MixerWeights, Mixture, MlpWeights, Norm, SharedExpert,
     ShortConvolutionWeights, Weights,
 };
-use crate::{Error, sinusoidal};
+use crate::{Devices, Error, sinusoidal};
 
 use delta_net::query_gate_rows;
 use experts::{ExpertMatrix, ExpertStack};
@@ -31,6 +32,8 @@ use tensor_finder::{ModulePath, TensorFinder, transpose};
 
 pub(crate) struct Loader<'a> {
     finder: TensorFinder<'a>,
+    devices: &'a Devices,
+    /// The device of the part that is loaded.
     backend: &'a dyn Backend,
     blueprint: &'a Blueprint,
     sharing: &'a Sharing,
@@ -40,18 +43,24 @@ pub(crate) struct Loader<'a> {
 /// which are not loaded.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
-    backend: &dyn Backend,
+    devices: &Devices,
     blueprint: &Blueprint,
     sharing: &Sharing,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<(Weights, Vec<String>), Error> {
-    let mut loader = Loader { finder: TensorFinder::new(checkpoint, blueprint), backend, blueprint, sharing };
+    let (finder, backend) = (TensorFinder::new(checkpoint, blueprint), &**devices.output());
+    let mut loader = Loader { finder, devices, backend, blueprint, sharing };
     let weights = loader.weights(progress)?;
     let left_out = loader.finder.finish()?;
     Ok((weights, left_out.predicting))
 }
 
 impl Loader<'_> {
+    /// Loads what follows onto a device.
+    fn onto(&mut self, device: DeviceIndex) {
+        self.backend = &*self.devices.backends()[device];
+    }
+
     fn weights(&mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Weights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
@@ -80,10 +89,15 @@ impl Loader<'_> {
                 weights
             })
             .collect::<Result<_, Error>>()?;
+        self.onto(self.devices.of_embedding());
+        let embedding = self.backend.weight(embedding)?;
+        let positions = positions.map(|table| self.backend.weight(table)).transpose()?;
+        let layer_inputs = config.layer_input_size.map(|size| self.layer_input_tables(size)).transpose()?;
+        self.onto(self.devices.of_output());
         let weights = Weights {
-            embedding: self.backend.weight(embedding)?,
-            positions: positions.map(|table| self.backend.weight(table)).transpose()?,
-            layer_inputs: config.layer_input_size.map(|size| self.layer_input_tables(size)).transpose()?,
+            embedding,
+            positions,
+            layer_inputs,
             layers,
             final_norm: self.scaled_norm(ModulePath::new(names.final_norm, 0), hidden, 1.0 / config.logits_divisor)?,
             output: Linear { weight: self.backend.few_rows_weight(output)?, bias: None },
@@ -97,14 +111,20 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let LayerConfig { mixer, has_mlp, .. } = config.layer(layer);
         let has_mixer = mixer != Mixer::None;
-        let norm_if = |has_norm: bool| has_norm.then_some(config.hidden_size);
-        let mut norm = |has_norm: bool, template| self.norm_if(norm_if(has_norm), template, layer);
+        let size_if = |has_norm: bool| has_norm.then_some(config.hidden_size);
+        self.onto(self.devices.of_mixer(layer));
+        let [before, after] = [has_mixer && config.input_norms, has_mixer && config.output_norms].map(size_if);
+        let attention_norm = self.norm_if(before, names.attention_norm, layer)?;
+        let attention_output_norm = self.norm_if(after, names.attention_output_norm, layer)?;
+        let mixer = self.mixer(layer)?;
+        self.onto(self.devices.of_mlp(layer));
+        let [before, after] = [has_mlp && config.input_norms, has_mlp && config.output_norms].map(size_if);
         Ok(LayerWeights {
-            attention_norm: norm(has_mixer && config.input_norms, names.attention_norm)?,
-            attention_output_norm: norm(has_mixer && config.output_norms, names.attention_output_norm)?,
-            mlp_norm: norm(has_mlp && config.input_norms, names.mlp_norm)?,
-            mlp_output_norm: norm(has_mlp && config.output_norms, names.mlp_output_norm)?,
-            mixer: self.mixer(layer)?,
+            attention_norm,
+            attention_output_norm,
+            mixer,
+            mlp_norm: self.norm_if(before, names.mlp_norm, layer)?,
+            mlp_output_norm: self.norm_if(after, names.mlp_output_norm, layer)?,
             mlp: has_mlp.then(|| self.mlp(layer)).transpose()?,
             input: config.layer_input_size.map(|size| self.layer_input(layer, size)).transpose()?,
             scale: config.layer_scales.then(|| self.layer_scale(layer)).transpose()?,

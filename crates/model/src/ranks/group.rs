@@ -52,7 +52,7 @@ impl Decoder {
         let sharing = Sharing::new(&blueprint.config, rank, num_ranks)?;
         let identity = identity.with_model(checkpoint, &*backend, &blueprint.config);
         let loaded = identity.compare(&mut *communicator).and_then(|()| {
-            let decoder = Decoder::load_shares(checkpoint, backend, blueprint, sharing.clone(), progress)?;
+            let decoder = Decoder::load_shares(checkpoint, backend.into(), blueprint, sharing.clone(), progress)?;
             // Ranks load at different speeds.
             communicator.barrier(Patience::Idle)?;
             Ok(decoder)

@@ -3,6 +3,8 @@
 //! [`Builder::open`](crate::Builder::open) calls them in order. Programs that drive a model without an engine, such as
 //! benchmarks, call the public ones directly.
 
+mod devices;
+mod loaded;
 mod ranks;
 
 use std::collections::BTreeMap;
@@ -12,12 +14,16 @@ use std::sync::Arc;
 use pellucid_checkpoint::{Checkpoint, Source};
 use pellucid_engine::{KvBudget, KvNeed, MemoryPlan, WindowBytes, state_need, window_need};
 use pellucid_generate::{ChatPrompt, ModelDetails, PromptEncoder, PromptEnd, utc_now};
-use pellucid_model::{BLOCK_LEN, Decoder, DecoderConfig, Error as ModelError, KvMemory, LoadOptions, Model as _};
+use pellucid_model::{
+    BLOCK_LEN, Decoder, DecoderConfig, Devices, Error as ModelError, KvMemory, LoadOptions, Model as _, Placement,
+};
 use pellucid_tensor::Backend;
 use pellucid_tokenizer::{ChatTemplate, DateTime, Tokenizer, message};
 
 use crate::{Error, KvType};
 
+pub use devices::{DeviceGroup, DeviceNeed, Split, description};
+pub use loaded::{Loaded, ModelInfo};
 pub use ranks::{Ranks, load_decoder_on_ranks};
 
 /// Something to report while a model is opened.
@@ -145,35 +151,65 @@ pub(crate) fn details(checkpoint: &Checkpoint) -> ModelDetails {
 /// Returns the size of the KV cache: `num_contexts` whole contexts as far as the budget allows, at least one. A draft
 /// model has as many blocks, which come out of the same budget.
 ///
-/// `kv_memory` is the budget in bytes; `None` is a share of the device's free memory. With several ranks, it is that of
-/// one rank, and the free memory is divided by their number, as if all were on this machine.
+/// `kv_memory` is the budget in bytes; `None` is a share of the free memory of each device. With several ranks, it is
+/// that of one rank, and the free memory is divided by their number, as if all were on this machine.
 ///
 /// `snapshot_distance` is that of [`EngineOptions`](pellucid_engine::EngineOptions).
 pub fn plan_kv_memory(
     config: &DecoderConfig,
     draft: Option<&DecoderConfig>,
-    backend: &dyn Backend,
+    devices: &Devices,
     kv_type: KvType,
     kv_memory: Option<u64>,
     num_contexts: usize,
     snapshot_distance: Option<usize>,
 ) -> Result<MemoryPlan, Error> {
-    let need = kv_need(config, draft, backend, kv_type, num_contexts, snapshot_distance)?;
+    let need = kv_need(config, draft, devices, kv_type, num_contexts, snapshot_distance)?;
     let budget = match kv_memory {
         Some(bytes) => KvBudget::Bytes(bytes),
         None => {
             let of_rank = |bytes: u64| KvBudget::OutOf(bytes / config.num_ranks as u64);
-            backend.free_memory().map_or(KvBudget::Unknown, of_rank)
+            devices.output().free_memory().map_or(KvBudget::Unknown, of_rank)
         }
     };
-    MemoryPlan::new(need, budget).map_err(|source| Error::KvMemory { kv_type, source })
+    let plan = |need, budget| MemoryPlan::new(need, budget).map_err(|source| Error::KvMemory { kv_type, source });
+    let (Some(placement), None) = (devices.placement(), kv_memory) else { return plan(need, budget) };
+    // The device with the least room for its part decides.
+    let mut whole = plan(need, KvBudget::Unknown)?;
+    for (device, backend) in devices.backends().iter().enumerate() {
+        let part = need_on(device, placement, config, kv_type, &need);
+        if part.bytes_per_block > 0 {
+            let budget = backend.free_memory().map_or(KvBudget::Unknown, KvBudget::OutOf);
+            whole.num_blocks = whole.num_blocks.min(plan(part, budget)?.num_blocks);
+        }
+    }
+    Ok(whole)
+}
+
+/// Returns the part of a need that a device has: that of its layers. The draft model is on the device of the output.
+fn need_on(device: usize, placement: &Placement, config: &DecoderConfig, kv_type: KvType, all: &KvNeed) -> KvNeed {
+    let sum = |bytes: &dyn Fn(usize) -> u64| placement.layers_of(device).map(bytes).sum::<u64>();
+    let block = sum(&|layer| config.kv_bytes_of_layer(layer, kv_type.dtype(), BLOCK_LEN));
+    let state = sum(&|layer| config.state_bytes_of_layer(layer));
+    let of_states = |bytes: u64| match config.state_bytes() as u64 {
+        0 => 0,
+        total => (u128::from(bytes) * u128::from(state) / u128::from(total)) as u64,
+    };
+    KvNeed {
+        bytes_per_block: block,
+        windows: None,
+        draft_bytes_per_block: if device == placement.output { all.draft_bytes_per_block } else { 0 },
+        snapshot_bytes_per_block: of_states(all.snapshot_bytes_per_block),
+        state_bytes: of_states(all.state_bytes),
+        ..*all
+    }
 }
 
 /// Returns the contexts that the KV cache of a model and its draft model should hold.
 pub(crate) fn kv_need(
     config: &DecoderConfig,
     draft: Option<&DecoderConfig>,
-    backend: &dyn Backend,
+    devices: &Devices,
     kv_type: KvType,
     num_contexts: usize,
     snapshot_distance: Option<usize>,
@@ -184,8 +220,8 @@ pub(crate) fn kv_need(
     };
     let block = bytes_per_block(config)?;
     let (snapshot_bytes_per_block, state_bytes) = state_need(config, block as usize, num_contexts, snapshot_distance);
-    let step_tokens = step_tokens(backend, num_contexts);
-    let windows = window_need(config, backend, BLOCK_LEN, num_contexts, step_tokens).map(|need| WindowBytes {
+    let step_tokens = step_tokens(&**devices.output(), num_contexts);
+    let windows = window_need(config, devices, BLOCK_LEN, num_contexts, step_tokens).map(|need| WindowBytes {
         bytes_per_block: KvMemory::window_bytes_per_block(config, kv_type.dtype(), BLOCK_LEN) as u64,
         need,
     });

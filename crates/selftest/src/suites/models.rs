@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pellucid_checkpoint::{Checkpoint, Source};
-use pellucid_model::{Decoder, Error, LoadOptions, Model, QuantScheme, SyntheticModel};
+use pellucid_model::{BLOCK_LEN, Decoder, Error, KvMemory, LoadOptions, Model, Placement, QuantScheme, SyntheticModel};
 use pellucid_tensor::{Backend, DType, RowDigest, RowQuery, quant};
 
 use super::{digests, operations};
@@ -157,6 +157,37 @@ fn matches_golden(backend: &Arc<dyn Backend>, golden: &Golden, tolerance: f32, k
         if tolerance <= TOLERANCE && context_len.is_none_or(|len| prompt.len() + greedy.len() <= len) {
             assert_eq!(&continuation(&mut runner, prompt, greedy.len()), greedy, "greedy continuation");
         }
+    }
+}
+
+/// Checks that a model whose parts are in segments, as if on two devices, has the bits of the whole.
+pub(crate) fn parts_on_two_devices(backend: &Arc<dyn Backend>, golden: &Golden) {
+    let prompt = &golden.prompts[0];
+    let context_len = golden.context_len(prompt.len());
+    let checkpoint = Checkpoint::open(&golden.folder).expect("a golden").with_reference_rounding();
+    let chunks = [5, 1, 1, 17, 1, 1, 1, 30];
+    let mut whole = Runner::of(&checkpoint, backend.clone(), context_len, 2, DType::F32);
+    let expected = bits(&whole.prompt(prompt, &chunks, vec![1, 0]));
+    let num_layers = whole.model.config().num_layers();
+    let on_one = || vec![0; num_layers];
+    let placements = [
+        Placement::of_layers(&[num_layers - 1, 1]),
+        Placement { mixers: on_one(), mlps: vec![1; num_layers], output: 0 },
+        Placement { mixers: on_one(), mlps: on_one(), output: 1 },
+    ];
+    for placement in placements {
+        let (devices, options) = (vec![backend.clone(); 2], LoadOptions { context_len, ..LoadOptions::default() });
+        let name = format!("{placement:?}");
+        let model = match Decoder::load_on(&checkpoint, devices, placement, options, &mut |_, _| ()) {
+            Ok(model) => model,
+            Err(Error::SharedAcrossDevices { .. }) => continue,
+            Err(error) => panic!("{error}"),
+        };
+        let kv = KvMemory::new(model.config(), model.devices(), DType::F32, 2, BLOCK_LEN)
+            .and_then(|kv| kv.with_states(model.config(), model.devices(), 2))
+            .expect("enough memory for a tiny model");
+        let several = Runner { model, kv }.prompt(prompt, &chunks, vec![1, 0]);
+        assert!(bits(&several) == expected, "{name}: other bits than the whole model on one device");
     }
 }
 

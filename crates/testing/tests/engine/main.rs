@@ -3,6 +3,7 @@
 
 mod batch_invariance;
 mod constraints;
+mod devices;
 mod draft_model;
 mod failures;
 mod look_ahead;

@@ -107,6 +107,25 @@ fn a_draft_model_changes_no_bit_and_the_same_model_is_always_right() {
     }
 }
 
+/// As when the embedding is on another device than the draft model.
+#[test]
+fn a_model_that_takes_no_kept_tokens_gets_drafts_step_by_step() {
+    let requests = requests();
+    let change = |model: &mut FakeModel| (model.is_asynchronous, model.digest_len) = (true, Some(24));
+    let plain: Vec<_> = serve(&mut fake(OPTIONS, change), &requests).iter().map(bits).collect();
+    let mut engine = fake(OPTIONS, change);
+    engine.set_speculation(SpeculationOptions { fixed_draft_len: Some(4), ..SpeculationOptions::OFF });
+    let slots = Arc::new(Mutex::new(FakeSlots::new(TokenSlots { num_slots: 16, num_rows: 128 })));
+    let mut draft = FakeModel::new(24, 60);
+    change(&mut draft);
+    draft.slots = slots.clone();
+    engine.set_draft_model(Box::new(draft), 400).expect("a draft model");
+    let outcomes: Vec<_> = serve(&mut engine, &requests).iter().map(bits).collect();
+    assert_eq!(outcomes, plain);
+    assert!(engine.stats().speculation.of(DrafterKind::DraftModel).accepted > 20);
+    assert_eq!(slots.lock().expect("no test panicked").num_fetches, 0, "a chain was launched");
+}
+
 #[test]
 fn drafts_that_only_the_device_knows_change_no_bit() {
     let requests = requests();

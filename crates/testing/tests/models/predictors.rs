@@ -33,8 +33,8 @@ impl Sequence {
     fn load(path: &Path, backend: &Arc<CpuBackend>) -> Sequence {
         let checkpoint = Checkpoint::open(path).expect("a golden");
         let model = Decoder::load(&checkpoint, backend.clone(), WITH_PREDICTOR, &mut |_, _| ()).expect("it loads");
-        let kv = KvMemory::new(model.config(), &**backend, DType::F32, 4, BLOCK_LEN)
-            .and_then(|kv| kv.with_states(model.config(), &**backend, 4))
+        let kv = KvMemory::new(model.config(), model.devices(), DType::F32, 4, BLOCK_LEN)
+            .and_then(|kv| kv.with_states(model.config(), model.devices(), 4))
             .expect("memory");
         Sequence { model, kv, blocks: vec![3, 1] }
     }

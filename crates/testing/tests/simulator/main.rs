@@ -12,16 +12,17 @@ mod constraints;
 mod drafters;
 mod tenants;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pellucid_engine::{
     BeamParams, Control, DraftCounts, EarlyStopping, Engine, EngineOptions, EngineStats, Error, FinishReason,
     Overcommit, Request, Scope, TenantId, window_need,
 };
-use pellucid_model::Model;
+use pellucid_model::{Devices, Model};
 use pellucid_sampling::{Input, Sampler, SamplingParams, Workspace};
 use pellucid_selftest::{EventCollector, Outcome};
-use pellucid_tensor::DType;
+use pellucid_tensor::{Backend, DType};
 use pellucid_testing::{FakeModel, Machine, VirtualClock};
 
 const VOCAB: usize = 24;
@@ -111,7 +112,8 @@ fn simulate(seed: u64) -> (usize, EngineStats) {
     let mut model = FakeModel::new(VOCAB, CONTEXT);
     if let Some(len) = window {
         model = model.with_window(len);
-        let need = window_need(model.config(), &*model.backend(), 4, max_sequences, options.step_tokens);
+        let devices = Devices::from(model.backend() as Arc<dyn Backend>);
+        let need = window_need(model.config(), &devices, 4, max_sequences, options.step_tokens);
         options.num_blocks = need.expect("a window").num_live * 4 / 3 + 2 + random.below(20);
     }
     model.digest_len = [None, Some(2), Some(VOCAB)][random.below(3)];

@@ -52,7 +52,7 @@ impl Ready {
             model: self.name.clone(),
             model_bytes: self.file_bytes,
             step_bytes,
-            device: self.backend.description(),
+            device: pellucid::description(&self.model),
             kv_type: self.kv_dtype.name(),
             read_bytes_per_second,
         })

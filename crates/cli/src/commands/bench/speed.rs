@@ -97,7 +97,9 @@ pub(super) fn run(args: &SpeedArgs, cases: &[Case], ready: &mut Ready, read_spee
             tokens_per_second: tokens / middle,
             best_tokens_per_second: tokens / seconds[0],
             step_ms: middle * 1e3,
-            fraction_of_read_limit: bytes.map(|bytes| bytes / read_speed / middle),
+            // Several devices have a limit each, which depends on what they have.
+            fraction_of_read_limit: (bytes.filter(|_| !bench.ready.model.devices().are_several()))
+                .map(|bytes| bytes / read_speed / middle),
             tflops: 2.0 * cost.products as f64 * tokens / middle / 1e12,
             gathers,
         }
@@ -156,9 +158,9 @@ impl SpeedBench<'_> {
     fn new<'a>(ready: &'a mut Ready, cases: &[Case], generate: usize) -> Result<SpeedBench<'a>> {
         let blocks = |case: &Case| case.num_sequences() * case.positions(generate).div_ceil(BLOCK_LEN);
         let num_blocks = cases.iter().map(blocks).max().unwrap_or(0);
-        let kv = KvMemory::new(ready.model.config(), &*ready.backend, ready.kv_dtype, num_blocks, BLOCK_LEN)?;
+        let kv = KvMemory::new(ready.model.config(), ready.model.devices(), ready.kv_dtype, num_blocks, BLOCK_LEN)?;
         // A sequence's state is in the slot with the number of its first block.
-        let kv = kv.with_states(ready.model.config(), &*ready.backend, num_blocks)?;
+        let kv = kv.with_states(ready.model.config(), ready.model.devices(), num_blocks)?;
         Ok(SpeedBench { ready, kv, batch: Batch::default(), logits: Default::default(), gathers_before: None })
     }
 
@@ -194,7 +196,7 @@ impl SpeedBench<'_> {
         for sequence in 1..sequences {
             for block in 0..depth.div_ceil(BLOCK_LEN) {
                 let to = (sequence * per_sequence + block) as u32;
-                self.kv.copy_block(&*self.ready.backend, block as u32, to)?;
+                self.kv.copy_block(self.ready.model.devices(), block as u32, to)?;
             }
         }
         let is_asynchronous = self.ready.model.supports_digests() && self.ready.model.is_asynchronous(sequences);

@@ -163,7 +163,7 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, variables: &ServerVariables, outp
         kv_dtype: args.compute.kv_type.dtype(),
     };
     let requests = requests::random(plan, model.config().vocab_size);
-    let device = backend.description();
+    let device = pellucid::description(&model);
     let shows = std::io::stderr().is_terminal();
     let mut tell = |text: &str| {
         if shows {
@@ -175,7 +175,8 @@ pub(crate) fn run(args: &ProveArgs, hub: &Hub, variables: &ServerVariables, outp
         Ok(ModelOnDevice::new(args.compute.decoder(&checkpoint, &backend)?, backend))
     };
     // On one rank, whatever --ranks says. A GPU has no such setting, and another device may have other bits.
-    let single_threaded = (!backend.is_asynchronous()).then_some(single_threaded);
+    let is_cpu = model.devices().backends().iter().all(|backend| !backend.is_asynchronous());
+    let single_threaded = is_cpu.then_some(single_threaded);
     let target = ModelOnDevice::new(model, backend.clone());
     let draft = args.draft.as_deref().map(|name| open_draft(args, name, hub, &checkpoint, &backend)).transpose()?;
     let speeds = match &draft {

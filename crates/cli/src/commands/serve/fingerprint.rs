@@ -83,13 +83,29 @@ pub(crate) fn build() -> String {
     format!("{}-{}", env!("CARGO_PKG_VERSION"), short(build))
 }
 
-/// Returns the device without its number and threads, such as `cpu-avx512` for "cpu (avx512, 2 threads)": these do not
-/// change any bytes.
+/// Returns the devices without their numbers and threads, such as `cpu-avx512` for "cpu (avx512, 2 threads)": these do
+/// not change any bytes. Neither does it matter which of several devices of one kind has what, but which of different
+/// ones does.
 fn device_name(description: &str) -> String {
+    let parts: Vec<(String, &str)> = (description.split("; "))
+        // Some GPUs have "with" in their names.
+        .map(|device| device.split_once(") with ").unwrap_or((device, "")))
+        .map(|(device, parts)| (name_of_one(device), parts))
+        .collect();
+    if parts.iter().all(|(name, _)| *name == parts[0].0) {
+        return parts[0].0.clone();
+    }
+    let mut placement = Sha256::new();
+    parts.iter().for_each(|(name, parts)| placement.update(format!("{name} {parts}\0")));
+    let names: Vec<&str> = parts.iter().map(|(name, _)| name.as_str()).collect();
+    format!("{}-{}", names.join("-"), short(placement))
+}
+
+fn name_of_one(description: &str) -> String {
     let (kind, details) = description.split_once(" (").unwrap_or((description, ""));
     let kind = kind.split(':').next().unwrap_or_default();
-    let what = details.split([',', ')']).next().unwrap_or_default();
-    format!("{kind}-{what}").replace(|c: char| !c.is_ascii_alphanumeric() && c != '-', "_")
+    let model = details.split([',', ')']).next().unwrap_or_default();
+    format!("{kind}-{}", model.replace(|c: char| !c.is_ascii_alphanumeric(), "_"))
 }
 
 /// Hashes the length of a file, its beginning and end, and samples between them.
@@ -124,6 +140,20 @@ mod tests {
     fn device_names() {
         assert_eq!(device_name("cpu (avx512, 2 threads)"), "cpu-avx512");
         assert_eq!(device_name("cuda:1 (NVIDIA H200, compute 9.0, 140 GiB)"), "cuda-NVIDIA_H200");
+        let mobile = "cuda:0 (NVIDIA GeForce RTX 2080 with Max-Q Design, compute 7.5, 8 GiB)";
+        assert_eq!(device_name(mobile), "cuda-NVIDIA_GeForce_RTX_2080_with_Max_Q_Design");
+    }
+
+    #[test]
+    fn names_of_several_devices() {
+        let two = |first: &str, second: &str, at: usize| {
+            device_name(&format!("{first} with layers {at} to 9, the output; {second} with layers 0 to {}", at - 1))
+        };
+        let (cpu, gpu) = ("cpu (amx, 16 threads)", "cuda:0 (NVIDIA H200, compute 9.0, 140 GiB)");
+        assert_eq!(two(cpu, "cpu (amx, 2 threads)", 4), "cpu-amx", "devices of one kind give the bits of one");
+        assert!(two(gpu, cpu, 4).starts_with("cuda-NVIDIA_H200-cpu-amx-"), "{}", two(gpu, cpu, 4));
+        assert_eq!(two(gpu, cpu, 4), two(gpu, "cpu (amx, 2 threads)", 4));
+        assert_ne!(two(gpu, cpu, 4), two(gpu, cpu, 5), "the placement changes bits");
     }
 
     #[test]

@@ -84,6 +84,7 @@ pub(super) fn models(args: &ServeArgs, hub: &Hub) -> Result<Option<Several>> {
         bail_usage!("--model: two models are called {:?}; --model NAME=PATH gives a model another name", pair[0]);
     }
     refuse_flags_for_one(args)?;
+    args.compute.refuse_several_devices("a server of several models")?;
     Ok(Some(Several { models, folders }))
 }
 

@@ -115,7 +115,8 @@ impl DraftModel {
             let architecture = model.config().architecture.clone();
             return Err(Error::StatefulDraftModel { architecture });
         }
-        let kv = KvMemory::new(model.config(), &*backend, options.kv_dtype, options.num_blocks, options.block_len)?;
+        let devices = model.placed_on().cloned().unwrap_or_else(|| backend.clone().into());
+        let kv = KvMemory::new(model.config(), &devices, options.kv_dtype, options.num_blocks, options.block_len)?;
         Ok(DraftModel {
             model,
             _backend: backend,

@@ -27,11 +27,8 @@ impl StepTimes<'_> {
     ) -> Result<StepTimes<'_>> {
         let blocks_of_sequence = max_positions.div_ceil(BLOCK_LEN);
         let num_blocks = num_sequences * blocks_of_sequence;
-        let kv = KvMemory::new(model.config(), &**model.backend(), kv_dtype, num_blocks, BLOCK_LEN)?.with_states(
-            model.config(),
-            &**model.backend(),
-            num_blocks,
-        )?;
+        let kv = KvMemory::new(model.config(), model.devices(), kv_dtype, num_blocks, BLOCK_LEN)?;
+        let kv = kv.with_states(model.config(), model.devices(), num_blocks)?;
         Ok(StepTimes { model, kv, num_sequences, blocks_of_sequence })
     }
 
