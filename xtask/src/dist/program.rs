@@ -77,11 +77,11 @@ pub(super) fn build(root: &Path) -> Result<PathBuf> {
     let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
     let path = format!("{}:{}", tools.join("bin").display(), std::env::var("PATH").unwrap_or_default());
     let mut command = Command::new(driver);
-    command.args(["zigbuild", "--release", "--locked", "--package", "pellucid-cli", "--target"]);
+    command.args(["zigbuild", "--profile", "packaged", "--locked", "--package", "pellucid-cli", "--target"]);
     // The driver finds zig through the Python that is first in PATH.
     run(command.arg(format!("{triple}.{GLIBC}")).env("PATH", path).current_dir(root))?;
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(target.join(triple).join("release/pellucid"))
+    Ok(target.join(triple).join("packaged/pellucid"))
 }
 
 /// Runs a command to its end; its output goes to the terminal.
