@@ -167,6 +167,15 @@ impl SyntheticModel {
         SyntheticModel::ALL.into_iter().find(|model| model.name.eq_ignore_ascii_case(name))
     }
 
+    /// Returns the model with its first layers only, for machines that cannot hold it; an error with the number of its
+    /// layers if it does not have that many, or for 0.
+    pub fn with_layers(self, num_layers: usize) -> Result<SyntheticModel, usize> {
+        match (1..=self.num_layers).contains(&num_layers) {
+            true => Ok(SyntheticModel { num_layers, ..self }),
+            false => Err(self.num_layers),
+        }
+    }
+
     /// Returns a tiny model of the same family, for tests. Every width is a whole number of blocks in all formats.
     pub fn miniature(self) -> SyntheticModel {
         let latent =
@@ -237,7 +246,13 @@ impl SyntheticModel {
             tensors.push((tensor, SharedBytes::from(bytes)));
             progress(i + 1, num_tensors);
         }
-        Checkpoint::in_memory(&format!("{} in {}, random weights", self.name, scheme.name()), self.metadata(), tensors)
+        let name = match SyntheticModel::named(self.name) {
+            Some(whole) if whole.num_layers > self.num_layers => {
+                format!("{} of {} layers of {}", self.num_layers, whole.num_layers, self.name)
+            }
+            _ => self.name.to_owned(),
+        };
+        Checkpoint::in_memory(&format!("{name} in {}, random weights", scheme.name()), self.metadata(), tensors)
     }
 
     fn metadata(&self) -> Metadata {

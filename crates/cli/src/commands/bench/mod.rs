@@ -72,6 +72,11 @@ pub(crate) struct BenchArgs {
     )]
     scheme: Option<String>,
 
+    /// Give the random model its first N layers only, on a machine that cannot
+    /// hold it
+    #[arg(long, value_name = "N", verbatim_doc_comment)]
+    layers: Option<usize>,
+
     /// Write the random model to this GGUF file instead of measuring
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
@@ -262,7 +267,9 @@ fn length(text: &str) -> Result<Length, String> {
 }
 
 pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &mut Output) -> Result<()> {
-    for (flag, is_given) in [("--type", args.scheme.is_some()), ("--write", args.write.is_some())] {
+    let flags_of_shapes =
+        [("--type", args.scheme.is_some()), ("--layers", args.layers.is_some()), ("--write", args.write.is_some())];
+    for (flag, is_given) in flags_of_shapes {
         if is_given && args.shape.is_none() {
             bail_usage!("{flag} applies to random weights and needs --shape");
         }
@@ -297,7 +304,7 @@ pub(crate) fn run(args: &BenchArgs, hub: &Hub, interrupt: &Interrupt, output: &m
     let mut ready = model::load(args, hub)?;
     if let Some(shape) = &args.forced.draft_shape {
         let scheme = args.forced.draft_type.as_ref().or(args.scheme.as_ref());
-        let draft = model::random_on(args, shape, scheme.map(String::as_str), &ready.backend)?;
+        let draft = model::random_draft(args, shape, scheme.map(String::as_str), &ready.backend)?;
         return speculation(args, ready, draft, output);
     }
     let context = ready.model.config().context_len;

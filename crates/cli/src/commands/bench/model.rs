@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::BenchArgs;
 use crate::atomic_file::{self, AtomicFile};
-use crate::flags::usage_error::bail_usage;
+use crate::flags::usage_error::{UsageError, bail_usage};
 use crate::hub::Hub;
 use crate::terminal::interrupt::Interrupt;
 
@@ -61,21 +61,21 @@ impl Ready {
 
 pub(super) fn load(args: &BenchArgs, hub: &Hub) -> Result<Ready> {
     let checkpoint = match &args.shape {
-        Some(shape) => random(shape, args.scheme.as_deref())?,
+        Some(shape) => random(shape, args.scheme.as_deref(), args.layers)?,
         None => args.compute.checkpoint(&hub.resolve(args.model.as_deref())?, hub)?,
     };
     let backend = args.compute.backend()?;
     ready(args, &checkpoint, &backend)
 }
 
-/// Loads random weights onto a device that is open already.
-pub(super) fn random_on(
+/// Loads random weights of a draft model onto a device that is open already.
+pub(super) fn random_draft(
     args: &BenchArgs,
     shape: &str,
     scheme: Option<&str>,
     backend: &Arc<dyn Backend>,
 ) -> Result<Ready> {
-    ready(args, &random(shape, scheme)?, backend)
+    ready(args, &random(shape, scheme, None)?, backend)
 }
 
 fn ready(args: &BenchArgs, checkpoint: &Checkpoint, backend: &Arc<dyn Backend>) -> Result<Ready> {
@@ -111,8 +111,13 @@ pub(super) fn drafters(args: &BenchArgs, hub: &Hub, ready: &Ready) -> Result<Dra
 }
 
 /// Creates random weights, and shows progress on a terminal.
-fn random(name: &str, scheme: Option<&str>) -> Result<Checkpoint> {
-    let shape = SyntheticModel::named(name).with_context(|| format!("--shape {name}: unknown model"))?;
+fn random(name: &str, scheme: Option<&str>, num_layers: Option<usize>) -> Result<Checkpoint> {
+    let mut shape = SyntheticModel::named(name).with_context(|| format!("--shape {name}: unknown model"))?;
+    if let Some(num_layers) = num_layers {
+        shape = shape.with_layers(num_layers).map_err(|all| {
+            UsageError::because(format!("--layers {num_layers}: {name} has {all} layers; expected 1 to {all}"))
+        })?;
+    }
     let scheme = scheme.unwrap_or("q4_k_m");
     let scheme = QuantScheme::named(scheme).with_context(|| format!("--type {scheme}: unknown format"))?;
     let shows = std::io::stderr().is_terminal();
@@ -128,7 +133,7 @@ fn random(name: &str, scheme: Option<&str>) -> Result<Checkpoint> {
 /// Writes the random model to a file, so that other engines can be measured with it.
 pub(super) fn write(args: &BenchArgs, path: &Path, interrupt: &Interrupt) -> Result<()> {
     atomic_file::check_target(path)?;
-    let checkpoint = random(args.shape.as_deref().unwrap_or_default(), args.scheme.as_deref())?;
+    let checkpoint = random(args.shape.as_deref().unwrap_or_default(), args.scheme.as_deref(), args.layers)?;
     let Source::Gguf(metadata) = checkpoint.source() else { unreachable!("a shape has GGUF keys") };
     let tensors: Vec<NewTensor> = (checkpoint.tensors().iter())
         .map(|tensor| NewTensor { name: tensor.name.clone(), dtype: tensor.dtype, shape: tensor.shape.clone() })
