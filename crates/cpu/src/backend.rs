@@ -15,7 +15,7 @@ use pellucid_tensor::{
 use crate::attention;
 use crate::bandwidth::read_bandwidth;
 use crate::free_memory::free_memory;
-use crate::matmul::{InputRows, LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded};
+use crate::matmul::{InputRows, LinearWeight, MAX_PRODUCTS, Multiplier, Product, decoded, packed_bytes};
 use crate::memory::{self, Buffer, HostMemory, bytes, bytes_mut, floats, floats_mut};
 use crate::ops::experts::{Choice, Choices, ExpertBuffers};
 use crate::ops::{elementwise, norm, rope};
@@ -287,6 +287,10 @@ impl Backend for CpuBackend {
 
     fn free_memory(&self) -> Option<u64> {
         free_memory()
+    }
+
+    fn stored_bytes(&self, dtype: DType, len: usize) -> Option<u64> {
+        packed_bytes(dtype, len).or_else(|| dtype.bytes_for(len).map(|bytes| bytes as u64))
     }
 
     fn read_bandwidth(&self, size: usize) -> Result<f64, Error> {

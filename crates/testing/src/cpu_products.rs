@@ -20,7 +20,7 @@ enum Rounding {
 }
 
 /// The formats that have kernels; the others decode rows first and are checked by `suites::operations`.
-const FORMATS: [(DType, Rounding); 11] = [
+const FORMATS: [(DType, Rounding); 15] = [
     (DType::F32, Rounding::None),
     (DType::F16, Rounding::None),
     (DType::BF16, Rounding::None),
@@ -29,6 +29,10 @@ const FORMATS: [(DType, Rounding); 11] = [
     (DType::Q5_0, Rounding::Groups(32)),
     (DType::Q5_1, Rounding::Groups(32)),
     (DType::Q8_0, Rounding::Groups(32)),
+    (DType::MXFP4, Rounding::Groups(32)),
+    (DType::IQ4_NL, Rounding::Groups(32)),
+    (DType::IQ4_XS, Rounding::Groups(32)),
+    (DType::Q3_K, Rounding::Groups(256)),
     (DType::Q4_K, Rounding::Groups(256)),
     (DType::Q5_K, Rounding::Groups(256)),
     (DType::Q6_K, Rounding::Groups(256)),

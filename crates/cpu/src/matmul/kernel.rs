@@ -28,7 +28,7 @@ const MIN_ROWS_BF16_GATED: usize = 3;
 /// costs most to unpack.
 pub(super) const fn min_rows_amx(layout: &PanelLayout) -> usize {
     match layout.scales {
-        Scales::Float | Scales::PerSlice => 5,
+        Scales::Float | Scales::BrainFloat | Scales::Single | Scales::PerSlice => 5,
         Scales::PerHalfSlice => 9,
     }
 }
@@ -122,8 +122,8 @@ pub(super) enum InputForm {
 
 /// Returns the kernel that multiplies `num_rows` rows of x with a weight in `dtype`.
 ///
-/// *Quantized* are Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K, *floats* are F32, F16 and BF16, *others* are all
-/// other formats. A line that names a format goes before one that names its group. A block has 16 rows
+/// *Quantized* are Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, IQ4_XS, Q3_K, Q4_K, Q5_K and Q6_K, *floats* are F32,
+/// F16 and BF16, *others* are all other formats. A line that names a format goes before one that names its group. A block has 16 rows
 /// ([`BLOCK_ROWS`]). So one row of Q4_K on a machine with AMX is multiplied by `Avx512ByRow`, by VNNI instructions: AMX
 /// begins with the fifth row.
 ///
@@ -150,8 +150,8 @@ pub(super) enum InputForm {
 /// | `Avx512Vnni`     | floats      | 1..5   | `FloatFourRows`            | `unquantized/mod.rs`                    |
 /// | `Avx512Vnni`     | floats      | 5..17  | `FloatEightRows`           | `unquantized/eight_rows.rs`             |
 /// | `Avx512Vnni`     | floats      | 17..   | `FloatEightRowsManyBlocks` | `unquantized/eight_rows.rs`             |
-/// | `Amx`            | Q6_K        | 1..9   | `Avx512ByRow`              | `quantized/avx512/one_block.rs`         |
-/// | `Amx`            | Q6_K        | 9..17  | `AmxOneBlock`              | `quantized/amx/` (its `mod.rs` goes on) |
+/// | `Amx`            | Q3_K, Q6_K  | 1..9   | `Avx512ByRow`              | `quantized/avx512/one_block.rs`         |
+/// | `Amx`            | Q3_K, Q6_K  | 9..17  | `AmxOneBlock`              | `quantized/amx/` (its `mod.rs` goes on) |
 /// | `Amx`            | quantized   | 1..5   | `Avx512ByRow`              | `quantized/avx512/one_block.rs`         |
 /// | `Amx`            | quantized   | 5..17  | `AmxOneBlock`              | `quantized/amx/` (its `mod.rs` goes on) |
 /// | `Amx`            | quantized   | 17..   | `AmxManyBlocks`            | `quantized/amx/` (its `mod.rs` goes on) |
@@ -285,7 +285,7 @@ mod tests {
                 for num_rows in 1..40 {
                     let applies = |line: &Line, format: &str| {
                         (line.instructions == "any" || line.instructions == format!("{instructions:?}"))
-                            && line.format == format
+                            && line.format.split(", ").any(|of_line| of_line == format)
                             && line.rows.contains(&num_rows)
                     };
                     let find = |format: &str| table.iter().position(|line| applies(line, format));

@@ -113,6 +113,13 @@ impl LinearWeight {
     }
 }
 
+/// Returns the bytes of `len` values of a packed weight with whole panels; `None` if the format is not packed.
+pub(crate) fn packed_bytes(dtype: DType, len: usize) -> Option<u64> {
+    let layout = with_quantized_format!(dtype, F => F::LAYOUT)?;
+    let values_of_unit = layout.slices * SLICE_LEN * PANEL_COLUMNS;
+    Some((len as u64 * layout.unit_bytes() as u64).div_ceil(values_of_unit as u64))
+}
+
 fn pack<F: QuantizedFormat>(pool: &Pool, rows: usize, cols: usize, bytes: &[u8]) -> Result<PackedWeight, Error> {
     let layout = F::LAYOUT;
     let num_units = cols.div_ceil(layout.slices * SLICE_LEN);
@@ -142,5 +149,25 @@ impl Memory for LinearWeight {
 
     fn as_any_mut(&mut self) -> &mut dyn Any {
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_bytes_are_those_of_a_weight_with_whole_panels() {
+        let pool = Pool::new(1).expect("no thread but this one");
+        let (rows, cols) = (2 * PANEL_COLUMNS, 512);
+        let mut num_packed = 0;
+        for dtype in DType::ALL {
+            let Some(expected) = packed_bytes(dtype, rows * cols) else { continue };
+            let bytes = vec![0; dtype.bytes_for(rows * cols).expect("whole blocks")].into();
+            let weight = LinearWeight::new(&pool, HostWeight { dtype, rows, cols, bytes }).expect("enough memory");
+            assert_eq!(weight.panels().0.len() as u64, expected, "{dtype}");
+            num_packed += 1;
+        }
+        assert!(num_packed >= 12, "only {num_packed} formats are packed");
     }
 }

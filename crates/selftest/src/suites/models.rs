@@ -120,10 +120,12 @@ pub(crate) fn matches_golden_in_f32(backend: &Arc<dyn Backend>, golden: &Golden,
     matches_golden(backend, golden, TOLERANCE, keeps_bits);
 }
 
-/// Checks a golden with its weights as stored: a device that rounds activations to the weights' 16 bits is allowed the
-/// effect of that rounding.
+/// Checks a golden with its weights as stored: a device that rounds activations, to the weights' 16 bits or to 8 for
+/// weights in blocks, is allowed the effect of that rounding.
 pub(crate) fn matches_golden_as_stored(backend: &Arc<dyn Backend>, golden: &Golden, keeps_bits: bool) {
-    let rounds = operations::rounds_activations(&**backend);
+    let checkpoint = Checkpoint::open(&golden.folder).expect("a golden").with_reference_rounding();
+    let is_in_blocks = checkpoint.tensors().iter().any(|tensor| tensor.dtype.is_quantized());
+    let rounds = is_in_blocks || operations::rounds_activations(&**backend);
     matches_golden(backend, golden, if rounds { ROUNDED_TOLERANCE } else { TOLERANCE }, keeps_bits);
 }
 

@@ -33,10 +33,15 @@ fn logits_at_every_position_equal_the_references() {
                 for (prompt, expected) in golden.prompts.iter().zip(&expected) {
                     let mut runner = Runner::load(&path, backend.clone(), golden.context_len(prompt.len()), 4);
                     let found = runner.prompt(prompt, &[prompt.len()], vec![0, 1]);
-                    if isa == Isa::Amx && stored_in_bf16(&path) {
+                    let rounding = match isa {
+                        _ if has_matrix_in(&path, DType::MXFP4) => Some(BLOCKS_TOLERANCE),
+                        Isa::Amx if has_matrix_in(&path, DType::BF16) => Some(BF16_TOLERANCE),
+                        _ => None,
+                    };
+                    if let Some(tolerance) = rounding {
                         let error = median_error(&found, expected, runner.model.config().vocab_size);
                         let name = &golden.name;
-                        assert!(error <= BF16_TOLERANCE, "{name} ({}) on {isa}: off by {error}", path.display());
+                        assert!(error <= tolerance, "{name} ({}) on {isa}: off by {error}", path.display());
                         continue;
                     }
                     let worst = worst_difference(&found, expected);
@@ -88,7 +93,7 @@ fn integers_in_blocks_give_the_logits_of_their_package() {
     for golden in goldens() {
         let checkpoint = Checkpoint::open(&golden.folder).expect("a golden can be opened");
         let is_in_blocks = |tensor: &TensorInfo| tensor.encoding().is_some() && tensor.dtype.block_len() == 32;
-        if !checkpoint.tensors().iter().any(|tensor| is_in_blocks(tensor) && tensor.dtype != DType::MXFP4) {
+        if !checkpoint.tensors().iter().any(is_in_blocks) {
             continue;
         }
         let expected = golden.logits("logits.bin");
@@ -108,10 +113,10 @@ fn integers_in_blocks_give_the_logits_of_their_package() {
     assert!(compared >= 12, "only {compared} prompts were compared");
 }
 
-/// Whether the model's matrices are BF16.
-fn stored_in_bf16(path: &Path) -> bool {
+/// Whether the model has matrices in this format.
+fn has_matrix_in(path: &Path, dtype: DType) -> bool {
     let checkpoint = Checkpoint::open(path).expect("a golden can be opened");
-    checkpoint.tensors().iter().any(|tensor| tensor.dtype == DType::BF16 && tensor.shape.len() > 1)
+    checkpoint.tensors().iter().any(|tensor| tensor.dtype == dtype && tensor.shape.len() > 1)
 }
 
 /// Returns the median of the relative errors of the positions.

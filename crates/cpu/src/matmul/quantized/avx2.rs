@@ -48,12 +48,7 @@ impl Instruction for Maddubs {
 
     #[inline(always)]
     fn run(layout: &PanelLayout) -> usize {
-        match layout.bits {
-            4 => 8,
-            5 => 4,
-            6 => 2,
-            _ => 1,
-        }
+        if layout.needs_signed_bytes() { 1 } else { i16::MAX as usize / (2 * 127 * layout.largest_integer()) }
     }
 
     #[inline(always)]
@@ -62,9 +57,9 @@ impl Instruction for Maddubs {
         unsafe {
             _mm256_add_epi16(
                 sums,
-                match F::LAYOUT.bits {
-                    8 => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
-                    _ => _mm256_maddubs_epi16(w, x),
+                match F::LAYOUT.needs_signed_bytes() {
+                    true => _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)),
+                    false => _mm256_maddubs_epi16(w, x),
                 },
             )
         }
@@ -119,6 +114,12 @@ unsafe fn integer<F: QuantizedFormat, I: Instruction>(unit: *const u8, slice: us
         let both = load(layout.low(slice), j % 4);
         let q = if j < 4 { both } else { _mm256_srli_epi16::<4>(both) };
         let q = _mm256_and_si256(q, _mm256_set1_epi8(0x0f));
+        if let Some(integers) = &layout.integers {
+            let integers = _mm256_broadcastsi128_si256(_mm_loadu_si128(integers.as_ptr().cast()));
+            let q = _mm256_shuffle_epi8(integers, q);
+            let is_signed = I::SIGNED && layout.needs_signed_bytes();
+            return if is_signed { _mm256_xor_si256(q, _mm256_set1_epi8(i8::MIN)) } else { q };
+        }
         let (bits, up, mask) = match layout.bits {
             5 => (load(layout.high(slice), 0), 4 - j as i32, 0x10),
             6 => (load(layout.high(slice), j / 4), 4 - 2 * (j as i32 % 4), 0x30),
@@ -188,6 +189,26 @@ unsafe fn halves(at: *const u8) -> __m256 {
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
 }
 
+/// The float scales of a slice.
+///
+/// # Safety
+/// `unit` is a whole unit of F, whose slices have float scales; the machine has AVX2 and F16C.
+#[inline(always)]
+unsafe fn float_scales<F: QuantizedFormat>(unit: *const u8, slice: usize, side: usize) -> __m256 {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let at = unit.add(F::LAYOUT.scale(slice) + 16 * side);
+        match F::LAYOUT.scales {
+            Scales::BrainFloat => {
+                let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+            }
+            Scales::Single => _mm256_loadu_ps(unit.add(F::LAYOUT.scale(slice) + 32 * side).cast()),
+            _ => halves(at),
+        }
+    }
+}
+
 /// The integer scales of a slice, or of half a slice, in 32 bits.
 ///
 /// # Safety
@@ -214,7 +235,7 @@ unsafe fn offset<F: QuantizedFormat, I: Instruction>(offset: *const i32) -> __m2
     unsafe {
         match F::LAYOUT.offset_shift {
             None => _mm256_setzero_si256(),
-            Some(_) if F::LAYOUT.bits == 8 && I::SIGNED => _mm256_setzero_si256(),
+            Some(_) if F::LAYOUT.needs_signed_bytes() && I::SIGNED => _mm256_setzero_si256(),
             _ => _mm256_set1_epi32(*offset),
         }
     }
@@ -248,10 +269,10 @@ unsafe fn rows_times_panel<F: QuantizedFormat, I: Instruction, const R: usize>(
                 let quants = x.slice(at, first).cast::<i32>();
                 ahead.fetch();
                 match layout.scales {
-                    Scales::Float => {
+                    Scales::Float | Scales::BrainFloat | Scales::Single => {
                         let dots = dots::<F, I, R, 0, 8>(unit, slice, quants, x.offsets32.wrapping_add(place));
                         for side in 0..2 {
-                            let scale = halves(unit.add(layout.scale(slice) + 16 * side));
+                            let scale = float_scales::<F>(unit, slice, side);
                             for r in 0..R {
                                 let mut part = _mm256_mul_ps(_mm256_cvtepi32_ps(dots[r][side]), scale);
                                 if layout.mins == Mins::Float {

@@ -101,6 +101,11 @@ unsafe fn integers<F: QuantizedFormat>(unit: *const u8, slice: usize, quarter: u
             q[j] = vandq_u8(both, vdupq_n_u8(0x0f));
             q[j + 4] = vshrq_n_u8::<4>(both);
         }
+        if let Some(codes) = &layout.integers {
+            let codes = vld1q_u8(codes.as_ptr());
+            let offset = vdupq_n_u8(if layout.needs_signed_bytes() { 0x80 } else { 0 });
+            return q.map(|q| vreinterpretq_s8_u8(veorq_u8(vqtbl1q_u8(codes, q), offset)));
+        }
         for j in 0..8 {
             let (bits, up, mask) = match layout.bits {
                 5 => (load(layout.high(slice), 0), 4 - j as i8, 0x10),
@@ -125,6 +130,23 @@ unsafe fn halves(at: *const u8) -> float32x4_t {
     unsafe { vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(at))) }
 }
 
+/// The float scales of a slice.
+///
+/// # Safety
+/// `unit` is a whole unit of F, whose slices have float scales.
+#[inline(always)]
+unsafe fn float_scales<F: QuantizedFormat>(unit: *const u8, slice: usize, quarter: usize) -> float32x4_t {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let at = unit.add(F::LAYOUT.scale(slice) + 8 * quarter);
+        match F::LAYOUT.scales {
+            Scales::BrainFloat => vreinterpretq_f32_u32(vshll_n_u16::<16>(vreinterpret_u16_u8(vld1_u8(at)))),
+            Scales::Single => vld1q_f32(unit.add(F::LAYOUT.scale(slice) + 16 * quarter).cast()),
+            _ => halves(at),
+        }
+    }
+}
+
 /// The integer scales of a slice, or of half a slice, in the K formats.
 ///
 /// # Safety
@@ -146,7 +168,8 @@ unsafe fn scale_integers<F: QuantizedFormat>(unit: *const u8, slice: usize, half
 /// The share of W's offset in a sum of products; zero for 8-bit values, which are multiplied with their sign.
 #[inline(always)]
 fn offset<F: QuantizedFormat>(offset: i32) -> int32x4_t {
-    let offset = if matches!(F::LAYOUT.offset_shift, None | Some(7)) { 0 } else { offset };
+    let no_offset = F::LAYOUT.offset_shift.is_none() || F::LAYOUT.needs_signed_bytes();
+    let offset = if no_offset { 0 } else { offset };
     // SAFETY: every machine of this target has NEON.
     unsafe { vdupq_n_s32(offset) }
 }
@@ -194,8 +217,8 @@ unsafe fn rows_times_panel<D: DotProduct, F: QuantizedFormat, const R: usize>(
                     let w = integers::<F>(unit, slice, quarter);
                     let quants = x.slice(at, first);
                     match layout.scales {
-                        Scales::Float => {
-                            let scale = halves(unit.add(layout.scale(slice) + 8 * quarter));
+                        Scales::Float | Scales::BrainFloat | Scales::Single => {
+                            let scale = float_scales::<F>(unit, slice, quarter);
                             for r in 0..R {
                                 let start = offset::<F>(*x.offsets32.add(place + r));
                                 let sum = D::dot(start, &w, quants.add(ROW_BYTES * r));

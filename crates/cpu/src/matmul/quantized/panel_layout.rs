@@ -8,7 +8,7 @@
 //! ```text
 //! low    for each slice: 4 bits per value, 256 bytes; or 8 bits, 512 bytes, signed, which tiles read unchanged
 //! high   for each slice: the bits above the fourth; 1 bit per value, 64 bytes; or 2 bits, 128 bytes
-//! scale  for each slice: 16 f16; or 16 u8; or, for scales of 16 values, 2 x 16 i8
+//! scale  for each slice: 16 f16, bf16 or f32; or 16 u8; or, for scales of 16 values, 2 x 16 i8
 //! min    for each slice: 16 f16; or for each pair of slices 16 x (u8, u8)
 //! head   16 f16 scales of scales, then 16 f16 scales of mins
 //! ```
@@ -19,10 +19,12 @@
 //! bits each, with registers 0 to 3 in the first 64 bytes.
 //!
 //! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose
-//! units fill cache lines, plus columns that fill up the last panel, plus a slice of zeros where K is an odd multiple
+//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 % for Q3_K, whose values
+//! are stored in four bits, plus columns that fill up the last panel, plus a slice of zeros where K is an odd multiple
 //! of 32.
 
 use pellucid_tensor::DType;
+use pellucid_tensor::quant::f16_to_f32;
 
 /// Values of K in a slice.
 pub(crate) const SLICE_LEN: usize = 32;
@@ -35,8 +37,10 @@ pub(crate) struct PanelLayout {
     /// Slices whose activations share a scale: one, or all of a unit.
     pub(crate) group: usize,
     pub(crate) bits: usize,
-    /// `1 << offset_shift` is subtracted from the stored, unsigned integer. For 8 bits, kernels that multiply unsigned
-    /// integers add it to the stored, signed one.
+    /// The integers that codes of 4 bits stand for, before the offset is subtracted; `None` if a code is its integer.
+    pub(crate) integers: Option<[u8; 16]>,
+    /// `1 << offset_shift` is subtracted from the unsigned integer. For 8 bits, kernels that multiply unsigned integers
+    /// add it to the stored, signed one.
     pub(crate) offset_shift: Option<u32>,
     pub(crate) scales: Scales,
     pub(crate) mins: Mins,
@@ -47,6 +51,10 @@ pub(crate) struct PanelLayout {
 pub(crate) enum Scales {
     /// An f16 for each slice.
     Float,
+    /// A bf16 for each slice, which has the exponents of a power of two in 8 bits.
+    BrainFloat,
+    /// An f32 for each slice, the product of an f16 and an integer.
+    Single,
     /// A u8 for each slice, times the unit's f16.
     PerSlice,
     /// An i8 for each half of a slice, times the unit's f16.
@@ -69,7 +77,25 @@ pub(crate) const NUM_INPUT_FORMS: usize = 5;
 impl PanelLayout {
     /// Whether each slice has a float scale. Otherwise slices have integer scales, and a unit has one float scale.
     pub(crate) const fn scaled_by_floats(&self) -> bool {
-        matches!(self.scales, Scales::Float)
+        matches!(self.scales, Scales::Float | Scales::BrainFloat | Scales::Single)
+    }
+
+    /// Whether integers need all values of a signed byte.
+    pub(crate) const fn needs_signed_bytes(&self) -> bool {
+        matches!(self.offset_shift, Some(7))
+    }
+
+    /// The largest integer before the offset is subtracted, for formats that do not need signed bytes.
+    pub(crate) const fn largest_integer(&self) -> usize {
+        let Some(integers) = self.integers else { return (1 << self.bits) - 1 };
+        let (mut largest, mut code) = (0, 0);
+        while code < integers.len() {
+            if integers[code] > largest {
+                largest = integers[code];
+            }
+            code += 1;
+        }
+        largest as usize
     }
 
     /// Layouts with the same input form read the same integers, sums and offsets of x.
@@ -106,8 +132,9 @@ impl PanelLayout {
 
     const fn scale_bytes(&self) -> usize {
         match self.scales {
-            Scales::Float | Scales::PerHalfSlice => 32,
+            Scales::Float | Scales::BrainFloat | Scales::PerHalfSlice => 32,
             Scales::PerSlice => 16,
+            Scales::Single => 64,
         }
     }
 
@@ -167,31 +194,55 @@ pub(crate) trait QuantizedFormat: Copy + Send + Sync + 'static {
 
 /// A block of a file, with integers and scales separated. Formats of 32 values use the first elements of each array.
 pub(crate) struct FileBlock {
-    /// Unsigned, before the offset is subtracted; signed for 8 bits.
+    /// As they are stored: codes or unsigned integers; signed ones for 8 bits.
     integers: [u8; 256],
-    /// f16 bits.
+    /// Bits of an f16, or of a bf16.
     scale: u16,
     min: u16,
     /// One for each slice, or two for scales of 16 values.
     scales: [u8; 16],
     mins: [u8; 8],
+    /// Scales in f32, one for each slice.
+    singles: [f32; 8],
 }
 
 impl FileBlock {
     fn new(scale: u16, min: u16) -> Self {
-        FileBlock { integers: [0; 256], scale, min, scales: [0; 16], mins: [0; 8] }
+        FileBlock { integers: [0; 256], scale, min, scales: [0; 16], mins: [0; 8], singles: [0.0; 8] }
     }
 }
 
 /// Formats with an f16 scale for 32 values: activations have a scale for 32 values too. Two slices make a unit so that
 /// units fill cache lines.
 const fn float_scaled(bits: usize, offset_shift: Option<u32>, mins: Mins) -> PanelLayout {
-    PanelLayout { slices: 2, group: 1, bits, offset_shift, scales: Scales::Float, mins }
+    PanelLayout { slices: 2, group: 1, bits, integers: None, offset_shift, scales: Scales::Float, mins }
 }
+
+/// Formats with codes of four bits for other integers, here less the offset, and a scale for 32 values.
+const fn coded(integers: [i8; 16], offset_shift: u32, scales: Scales) -> PanelLayout {
+    let integers = Some(plus_offset(integers, offset_shift));
+    PanelLayout { integers, scales, ..float_scaled(4, Some(offset_shift), Mins::None) }
+}
+
+const fn plus_offset(integers: [i8; 16], offset_shift: u32) -> [u8; 16] {
+    let (mut unsigned, mut code) = ([0; 16], 0);
+    while code < 16 {
+        unsigned[code] = (integers[code] as i16 + (1 << offset_shift)) as u8;
+        code += 1;
+    }
+    unsigned
+}
+
+/// The four-bit floats, doubled to be integers.
+const FOUR_BIT_FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+/// The levels of IQ4_NL and IQ4_XS.
+const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
+/// The values of Q3_K; there are eight.
+const THREE_BITS: [i8; 16] = [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Formats with integer scales and a float scale for 256 values.
 const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> PanelLayout {
-    PanelLayout { slices: 8, group: 8, bits, offset_shift, scales, mins }
+    PanelLayout { slices: 8, group: 8, bits, integers: None, offset_shift, scales, mins }
 }
 
 macro_rules! formats {
@@ -235,6 +286,15 @@ formats! {
     Q5_0: float_scaled(5, Some(4), Mins::None), |b| legacy5(half(b, 0), 0, &b[2..6], &b[6..]);
     Q5_1: float_scaled(5, None, Mins::Float), |b| legacy5(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
     Q8_0: float_scaled(8, Some(7), Mins::None), |b| signed8(half(b, 0), &b[2..]);
+    MXFP4: coded(FOUR_BIT_FLOATS, 4, Scales::BrainFloat), |b| legacy4(half_power_of_two(b[0]), 0, &b[1..]);
+    IQ4_NL: coded(LEVELS, 7, Scales::Float), |b| legacy4(half(b, 0), 0, &b[2..]);
+    IQ4_XS: coded(LEVELS, 7, Scales::Single), |b| iq4_xs(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
+    // With the offset of Q6_K, so that both read the same sums of x.
+    Q3_K: PanelLayout {
+            integers: Some(plus_offset(THREE_BITS, 5)),
+            ..super_block(4, Some(5), Scales::PerHalfSlice, Mins::None)
+        },
+        |b| k3(half(b, 108), &b[..32], &b[32..96], &b[96..108]);
     Q4_K: super_block(4, None, Scales::PerSlice, Mins::PerSlice),
         |b| k45(half(b, 0), half(b, 2), &b[4..16], None, &b[16..]);
     Q5_K: super_block(5, None, Scales::PerSlice, Mins::PerSlice),
@@ -246,6 +306,12 @@ formats! {
 #[inline(always)]
 fn half(block: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([block[at], block[at + 1]])
+}
+
+/// The bits of 2^(e - 128) as bf16. The two smallest have no exponent bits left.
+#[inline(always)]
+fn half_power_of_two(e: u8) -> u16 {
+    if e < 2 { 0x0020 << e } else { (u16::from(e) - 1) << 7 }
 }
 
 #[inline(always)]
@@ -294,6 +360,37 @@ fn k45(scale: u16, min: u16, packed: &[u8], qh: Option<&[u8]>, qs: &[u8]) -> Fil
 }
 
 #[inline(always)]
+fn k3(scale: u16, high: &[u8], qs: &[u8], packed: &[u8]) -> FileBlock {
+    let mut numbers = FileBlock::new(scale, 0);
+    for i in 0..16 {
+        let low = packed[i % 8] >> (4 * (i / 8)) & 0x0f;
+        numbers.scales[i] = (low | (packed[8 + i % 4] >> (2 * (i / 4)) & 3) << 4).wrapping_sub(32);
+    }
+    for s in 0..8 {
+        let (half, run) = (s / 4, s % 4);
+        for j in 0..32 {
+            numbers.integers[32 * s + j] = qs[32 * half + j] >> (2 * run) & 3 | (high[j] >> s & 1) << 2;
+        }
+    }
+    numbers
+}
+
+#[inline(always)]
+fn iq4_xs(scale: u16, scales_high: u16, scales_low: &[u8], qs: &[u8]) -> FileBlock {
+    let mut numbers = FileBlock::new(0, 0);
+    for s in 0..8 {
+        let low = scales_low[s / 2] >> (4 * (s % 2)) & 0x0f;
+        let high = (scales_high >> (2 * s) & 3) as u8;
+        numbers.singles[s] = f16_to_f32(scale) * f32::from((low | high << 4) as i8 - 32);
+        for j in 0..16 {
+            numbers.integers[32 * s + j] = qs[16 * s + j] & 0x0f;
+            numbers.integers[32 * s + 16 + j] = qs[16 * s + j] >> 4;
+        }
+    }
+    numbers
+}
+
+#[inline(always)]
 fn k6(scale: u16, ql: &[u8], qh: &[u8], scales: &[u8]) -> FileBlock {
     let mut numbers = FileBlock::new(scale, 0);
     numbers.scales.copy_from_slice(scales);
@@ -315,18 +412,19 @@ pub(crate) fn pack_panel<F: QuantizedFormat>(rows: &[&[u8]], panel: &mut [u8]) {
     for (column, row) in rows.iter().enumerate() {
         for (i, block) in row.chunks_exact(F::DTYPE.block_bytes()).enumerate() {
             let numbers = F::read(block);
-            let first = i * block_slices;
-            let unit = &mut panel[first / layout.slices * layout.unit_bytes()..][..layout.unit_bytes()];
             for s in 0..block_slices {
-                let slice = first % layout.slices + s;
+                let (unit, slice) = ((i * block_slices + s) / layout.slices, (i * block_slices + s) % layout.slices);
+                let unit = &mut panel[unit * layout.unit_bytes()..][..layout.unit_bytes()];
                 write_integers(&layout, &numbers.integers[SLICE_LEN * s..SLICE_LEN * (s + 1)], slice, column, unit);
-                write_scales(&layout, &numbers, slice, column, unit);
+                write_scales(&layout, &numbers, (s, slice), column, unit);
             }
             if !layout.scaled_by_floats() {
+                // A block is a unit.
+                let unit = &mut panel[i * layout.unit_bytes()..][..layout.unit_bytes()];
                 put_half(unit, layout.head(), column, numbers.scale);
-            }
-            if layout.mins == Mins::PerSlice {
-                put_half(unit, layout.min_head(), column, numbers.min);
+                if layout.mins == Mins::PerSlice {
+                    put_half(unit, layout.min_head(), column, numbers.min);
+                }
             }
         }
     }
@@ -365,20 +463,25 @@ fn write_integers(layout: &PanelLayout, integers: &[u8], slice: usize, column: u
     }
 }
 
+/// Writes the scales of slice `s` of a block, which is `slice` of the unit.
 #[inline(always)]
-fn write_scales(layout: &PanelLayout, numbers: &FileBlock, slice: usize, column: usize, unit: &mut [u8]) {
+fn write_scales(layout: &PanelLayout, numbers: &FileBlock, (s, slice): (usize, usize), column: usize, unit: &mut [u8]) {
     match layout.scales {
-        Scales::Float => put_half(unit, layout.scale(slice), column, numbers.scale),
-        Scales::PerSlice => unit[layout.scale(slice) + column] = numbers.scales[slice],
+        Scales::Float | Scales::BrainFloat => put_half(unit, layout.scale(slice), column, numbers.scale),
+        Scales::Single => {
+            let at = layout.scale(slice) + 4 * column;
+            unit[at..at + 4].copy_from_slice(&numbers.singles[s].to_le_bytes());
+        }
+        Scales::PerSlice => unit[layout.scale(slice) + column] = numbers.scales[s],
         Scales::PerHalfSlice => {
             for h in 0..2 {
-                unit[layout.scale(slice) + 16 * h + column] = numbers.scales[2 * slice + h];
+                unit[layout.scale(slice) + 16 * h + column] = numbers.scales[2 * s + h];
             }
         }
     }
     match layout.mins {
         Mins::None => {}
         Mins::Float => put_half(unit, layout.min(slice), column, numbers.min),
-        Mins::PerSlice => unit[layout.min(slice / 2 * 2) + 2 * column + slice % 2] = numbers.mins[slice],
+        Mins::PerSlice => unit[layout.min(slice / 2 * 2) + 2 * column + slice % 2] = numbers.mins[s],
     }
 }

@@ -4,7 +4,7 @@
 //! For a row x, quantized to integers `q` with a scale `s` for each group of slices, and a column of W, group by group:
 //!
 //! ```text
-//! part = f32(sum of w q) * d                       32 values with an f16 scale d
+//! part = f32(sum of w q) * d                       32 values with a float scale d
 //! part = fma(f32(sum of q), m, part)               if they have a minimum m (Q4_1, Q5_1)
 //!
 //! part = f32(sum over slices of scale * sum of w q) * d            256 values, with integer scales of slices or halves
@@ -50,7 +50,7 @@ pub(crate) unsafe fn row_times_panel<F: QuantizedFormat>(
             };
             for c in 0..PANEL_COLUMNS {
                 if layout.scaled_by_floats() {
-                    let mut part = dot(c, 0..SLICE_LEN) as f32 * half_at(unit, layout.scale(slice), c);
+                    let mut part = dot(c, 0..SLICE_LEN) as f32 * float_scale(&layout, unit, slice, c);
                     if layout.mins == Mins::Float {
                         part = sum.mul_add(half_at(unit, layout.min(slice), c), part);
                     }
@@ -87,11 +87,25 @@ fn integer(layout: &PanelLayout, unit: &[u8], slice: usize, k: usize, column: us
     }
     let stored = low[64 * (j % 4) + lane] >> (4 * (j / 4)) & 0x0f;
     let stored = match layout.bits {
+        4 => layout.integers.map_or(stored, |integers| integers[usize::from(stored)]),
         5 => stored | (high(0) >> j & 1) << 4,
         6 => stored | (high(j / 4) >> (2 * (j % 4)) & 3) << 4,
         _ => stored,
     };
     i32::from(stored) - layout.offset_shift.map_or(0, |shift| 1 << shift)
+}
+
+/// The float scale of a slice.
+fn float_scale(layout: &PanelLayout, unit: &[u8], slice: usize, column: usize) -> f32 {
+    let at = layout.scale(slice);
+    match layout.scales {
+        Scales::Single => {
+            let bytes: &[u8; 4] = unit[at + 4 * column..][..4].try_into().expect("four bytes");
+            f32::from_le_bytes(*bytes)
+        }
+        Scales::BrainFloat => f32::from_bits(u32::from(bits_at(unit, at, column)) << 16),
+        _ => half_at(unit, at, column),
+    }
 }
 
 /// The integer scale of a slice, or of half a slice.
@@ -104,5 +118,9 @@ fn scale_of(layout: &PanelLayout, unit: &[u8], slice: usize, half: usize, column
 }
 
 fn half_at(unit: &[u8], at: usize, column: usize) -> f32 {
-    f16_to_f32(u16::from_le_bytes([unit[at + 2 * column], unit[at + 2 * column + 1]]))
+    f16_to_f32(bits_at(unit, at, column))
+}
+
+fn bits_at(unit: &[u8], at: usize, column: usize) -> u16 {
+    u16::from_le_bytes([unit[at + 2 * column], unit[at + 2 * column + 1]])
 }

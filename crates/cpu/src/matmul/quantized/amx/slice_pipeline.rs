@@ -17,7 +17,7 @@ use super::slice_macros::{first_half, interleaved, plain_row, row_with_min, seco
 use super::{BLOCK_ROWS, RING_SLICES, SliceScales, Tile, UnpackRing};
 use crate::matmul::prefetch::PacedPrefetch;
 use crate::matmul::quantized::activations::RowBlock;
-use crate::matmul::quantized::avx512::halves;
+use crate::matmul::quantized::avx512::{float_scales, halves};
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, SLICE_LEN};
 
 /// Units in the ring when units are unpacked just before their use. A small ring is still in the first-level cache when
@@ -85,7 +85,7 @@ impl MultipliedSlice {
     ) -> Self {
         // SAFETY: passed on from the caller.
         unsafe {
-            // Exact: MAGIC has 2 significant bits, an f16 has 11.
+            // Exact: MAGIC has 2 significant bits, a scale has at most 17.
             let excess = _mm512_mul_ps(scale, _mm512_set1_ps(-MAGIC));
             MultipliedSlice { tile, scale, excess, mins, x_scales, x_sums }
         }
@@ -110,7 +110,7 @@ pub(super) unsafe fn scales<F: QuantizedFormat>(unit: *const u8, slice: usize) -
             Mins::Float => halves(unit.add(layout.min(slice))),
             _ => _mm512_setzero_ps(),
         };
-        [halves(unit.add(layout.scale(slice))), min]
+        [float_scales::<F>(unit, slice), min]
     }
 }
 

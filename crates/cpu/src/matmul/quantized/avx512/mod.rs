@@ -14,7 +14,7 @@ mod packed_panels;
 mod unpack_register;
 mod unpacked_panels;
 
-pub(super) use unpack_register::{halves, integer, integers, min_pairs, scale_integers};
+pub(super) use unpack_register::{float_scales, halves, integer, integers, min_pairs, scale_integers};
 
 use crate::matmul::ProductPart;
 use crate::matmul::quantized::activations::{InputOrder, QuantizedRows};

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::unpack_register::{halves, integer, min_pairs, scale_integers};
+use super::unpack_register::{float_scales, halves, integer, min_pairs, scale_integers};
 use crate::matmul::prefetch::PacedPrefetch;
 use crate::matmul::quantized::activations::{RowBlock, SLICE_WORDS};
 use crate::matmul::quantized::panel_layout::{Mins, QuantizedFormat, Scales};
@@ -127,10 +127,10 @@ pub(super) unsafe fn multiply<F: QuantizedFormat, X: WordStrides, const R: usize
                     }
                 }
                 match layout.scales {
-                    Scales::Float => {
+                    Scales::Float | Scales::BrainFloat | Scales::Single => {
                         let dots = dots::<F, X, R, P, 0, 8>(units, slice, quants, x.offsets32.wrapping_add(place));
                         for p in 0..P {
-                            let scale = halves(units[p].add(layout.scale(slice)));
+                            let scale = float_scales::<F>(units[p], slice);
                             for r in 0..R {
                                 let mut part = _mm512_mul_ps(_mm512_cvtepi32_ps(dots[p][r]), scale);
                                 if layout.mins == Mins::Float {

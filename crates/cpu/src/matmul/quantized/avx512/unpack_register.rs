@@ -39,6 +39,10 @@ pub(in crate::matmul) unsafe fn integer<F: QuantizedFormat>(unit: *const u8, sli
         let both = load(low, j % 4);
         let q = if j < 4 { both } else { _mm512_srli_epi16::<4>(both) };
         let q = _mm512_and_si512(q, _mm512_set1_epi8(0x0f));
+        if let Some(integers) = &layout.integers {
+            let integers = _mm512_broadcast_i32x4(_mm_loadu_si128(integers.as_ptr().cast()));
+            return _mm512_shuffle_epi8(integers, q);
+        }
         let high = unit.add(layout.high(slice));
         // a | (b & c)
         const OR_AND: i32 = 0xf8;
@@ -85,6 +89,26 @@ unsafe fn shifted(bits: __m512i, by: i32) -> __m512i {
 pub(in crate::matmul) unsafe fn halves(at: *const u8) -> __m512 {
     // SAFETY: passed on from the caller.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
+}
+
+/// The float scales of a slice.
+///
+/// # Safety
+/// `unit` is a whole unit of F, whose slices have float scales; the machine has AVX-512 F.
+#[inline(always)]
+pub(in crate::matmul) unsafe fn float_scales<F: QuantizedFormat>(unit: *const u8, slice: usize) -> __m512 {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let at = unit.add(F::LAYOUT.scale(slice));
+        match F::LAYOUT.scales {
+            Scales::BrainFloat => {
+                let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(at.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+            }
+            Scales::Single => _mm512_loadu_ps(at.cast()),
+            _ => halves(at),
+        }
+    }
 }
 
 /// The integer scales of a slice, or of half a slice, in 32 bits.

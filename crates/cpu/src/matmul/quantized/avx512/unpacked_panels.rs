@@ -8,7 +8,7 @@
 
 use std::arch::x86_64::*;
 
-use super::unpack_register::{halves, integer, min_pairs, scale_integers};
+use super::unpack_register::{float_scales, halves, integer, min_pairs, scale_integers};
 use crate::matmul::quantized::activations::{RowBlock, SLICE_WORDS};
 use crate::matmul::quantized::panel_layout::{Mins, PanelLayout, QuantizedFormat, SLICE_LEN, Scales};
 use crate::matmul::{BLOCK_ROWS, PANEL_COLUMNS};
@@ -67,8 +67,8 @@ impl UnpackedPanel {
                         _mm512_store_si512(integers.add(64 * j).cast(), integer::<F>(unit, slice, j));
                     }
                     match layout.scales {
-                        Scales::Float => {
-                            put(&mut self.scales[at], _mm512_castps_si512(halves(unit.add(layout.scale(slice)))));
+                        Scales::Float | Scales::BrainFloat | Scales::Single => {
+                            put(&mut self.scales[at], _mm512_castps_si512(float_scales::<F>(unit, slice)));
                         }
                         Scales::PerSlice => put(&mut self.scales[at], scale_integers::<F>(unit, slice, 0)),
                         Scales::PerHalfSlice => {
@@ -125,7 +125,7 @@ pub(super) unsafe fn multiply<const R: usize, const P: usize>(layout: &PanelLayo
     unsafe {
         match (layout.scales, layout.mins) {
             (Scales::Float, Mins::Float) => by_floats::<true, R, P>(work),
-            (Scales::Float, _) => by_floats::<false, R, P>(work),
+            (Scales::Float | Scales::BrainFloat | Scales::Single, _) => by_floats::<false, R, P>(work),
             (Scales::PerSlice, _) => by_integers::<false, R, P>(work),
             (Scales::PerHalfSlice, _) => by_integers::<true, R, P>(work),
         }
