@@ -6,6 +6,7 @@ use super::Loader;
 use super::tensor_finder::ModulePath;
 use crate::Error;
 use crate::architectures::Blueprint;
+use crate::ranks::WeightRows;
 use crate::weights::DeltaNetWeights;
 
 /// How a file stores the vectors and the heads of delta nets.
@@ -60,7 +61,8 @@ impl Loader<'_> {
         let path = |template: &'static str| ModulePath::new(template, layer);
         let (qkv_gate, beta_time_step) = (path(names.delta_qkv_gate), path(names.delta_beta_time_step));
         let [input, gate] = if self.finder.exists(qkv_gate) {
-            self.parts(qkv_gate, shape.num_channels() + shape.output_size(), || qkv_gate_rows(shape), hidden)?
+            let rows = [shape.num_channels(), shape.output_size()].map(WeightRows::from);
+            self.parts(qkv_gate, rows, || qkv_gate_rows(shape), hidden)?
         } else {
             [
                 self.linear(path(names.delta_qkv), shape.num_channels(), hidden)?,
@@ -68,7 +70,7 @@ impl Loader<'_> {
             ]
         };
         let [beta, time_step] = if self.finder.exists(beta_time_step) {
-            self.parts(beta_time_step, 2 * heads, || beta_time_step_rows(shape), hidden)?
+            self.parts(beta_time_step, [heads, heads].map(WeightRows::from), || beta_time_step_rows(shape), hidden)?
         } else {
             [
                 self.linear(path(names.delta_beta), heads, hidden)?,
@@ -107,29 +109,30 @@ impl Loader<'_> {
         Ok(self.backend.weight(taps)?)
     }
 
-    /// Loads a matrix of `total` rows which, like those of its bias, belong to two maps: `parts` returns the rows of
-    /// each, in its order. It is called once the file is known to have `total` rows: those that a damaged configuration
-    /// names may not fit into memory.
+    /// Loads the rows of two maps that are mixed in one matrix, as those of its bias are. `parts` returns the rows of
+    /// each map in the matrix, in the map's order. It is called once the file is known to have all rows: those that a
+    /// damaged configuration names may not fit into memory.
     pub(super) fn parts(
         &mut self,
         path: ModulePath,
-        total: usize,
+        [first, second]: [WeightRows; 2],
         parts: impl FnOnce() -> [Vec<usize>; 2],
         cols: usize,
     ) -> Result<[Linear; 2], Error> {
+        let total = first.total + second.total;
         let whole = self.host(&self.finder.name(path, "weight"), total, cols)?;
         let bias = self.finder.name(path, "bias");
         let bias = if self.finder.has(&bias) { Some(self.floats(&bias, total)?) } else { None };
-        let part = |rows: &Vec<usize>| -> Result<Linear, Error> {
-            let bytes = gather_rows(&whole.bytes, whole.dtype, rows, cols);
+        let part = |own: &WeightRows, all: &[usize]| -> Result<Linear, Error> {
+            let rows = own.select(all);
+            let bytes = gather_rows(&whole.bytes, whole.dtype, &rows, cols);
             let weight = HostWeight { dtype: whole.dtype, rows: rows.len(), cols, bytes };
             let bias = bias.as_ref().map(|bias| rows.iter().map(|&row| bias[row]).collect::<Vec<f32>>());
             let bias = bias.map(|bias| self.vector(&bias)).transpose()?;
             Ok(Linear { weight: self.backend.linear_weight(weight)?, bias })
         };
-        let [first, second] = parts();
-        debug_assert_eq!(first.len() + second.len(), total);
-        Ok([part(&first)?, part(&second)?])
+        let [rows_of_first, rows_of_second] = parts();
+        Ok([part(&first, &rows_of_first)?, part(&second, &rows_of_second)?])
     }
 }
 

@@ -9,6 +9,7 @@ use super::tensor_finder::{ModulePath, transpose};
 use super::{Loader, slice_rows};
 use crate::Error;
 use crate::config::LatentAttention;
+use crate::ranks::{Columns, WeightRows};
 use crate::weights::LatentAttentionWeights;
 
 /// Returns the rows of the parts that are not rotated, and of those that are, in a matrix of queries.
@@ -29,7 +30,7 @@ pub(crate) fn key_value_rows(latent: LatentAttention, head: usize) -> [Range<usi
 impl Loader<'_> {
     pub(super) fn latent_attention(&mut self, layer: usize) -> Result<LatentAttentionWeights, Error> {
         let (config, names) = (&self.blueprint.config, &self.blueprint.names);
-        let (hidden, num_heads) = (config.hidden_size, config.num_heads);
+        let (hidden, num_heads, sharing) = (config.hidden_size, config.num_heads, self.sharing);
         let latent = config.latent_attention.expect("checked with the configuration");
         let path = |template: &'static str| ModulePath::new(template, layer);
         let query_rank = match latent.query_rank {
@@ -43,11 +44,11 @@ impl Loader<'_> {
             None => (names.query, hidden),
             Some(rank) => (names.query_up, rank),
         };
-        let num_query_rows = num_heads * latent.key_size();
-        let [plain_query, rotary_query] =
-            self.parts(path(query), num_query_rows, || query_rows(num_heads, latent), width)?;
-        let key_rows = || [0..latent.latent_size, latent.latent_size..latent.row_size()].map(Iterator::collect);
-        let [latent_map, rotary_key] = self.parts(path(names.latent), latent.row_size(), key_rows, hidden)?;
+        let rows = [latent.plain_size, latent.rotary_size].map(|size| sharing.head_rows(size));
+        let [plain_query, rotary_query] = self.parts(path(query), rows, || query_rows(num_heads, latent), width)?;
+        // Small, and every rank stores the whole row.
+        let rows = [latent.latent_size, latent.rotary_size].map(WeightRows::from);
+        let [latent_map, rotary_key] = self.fused(path(names.latent), rows, hidden)?;
         let (key_maps, value_maps) = if self.finder.exists(path(names.latent_up)) {
             self.joint_head_maps(path(names.latent_up), latent)?
         } else {
@@ -64,20 +65,27 @@ impl Loader<'_> {
             latent_norm: self.norm(path(names.latent_norm), latent.latent_size)?,
             key_maps,
             value_maps,
-            output: self.linear(path(names.attention_output), hidden, num_heads * latent.value_size)?,
+            output: self.linear(
+                path(names.attention_output),
+                sharing.rows(Columns::Hidden),
+                num_heads * latent.value_size,
+            )?,
         })
     }
 
-    /// Loads a tensor of one matrix for each head.
+    /// Loads the matrices of this rank's heads from a tensor of one for each head.
     fn head_maps(&mut self, path: ModulePath, [heads, rows, cols]: [usize; 3]) -> Result<Vec<Linear>, Error> {
         let tensor = self.finder.shaped(&self.finder.name(path, "weight"), &[heads, rows, cols])?;
         let whole = HostWeight { dtype: tensor.info.dtype, rows: heads * rows, cols, bytes: tensor.bytes() };
-        let map = |head: usize| self.map(slice_rows(&whole, head * rows..(head + 1) * rows));
-        (0..heads).map(map).collect()
+        let map = |head: usize| {
+            let of_head = head * rows..(head + 1) * rows;
+            self.map(slice_rows(&whole, &[of_head]))
+        };
+        self.sharing.heads().map(map).collect()
     }
 
-    /// Loads the maps of each head from the matrix of all. A quantized matrix is decoded before that of a key is
-    /// transposed, because its blocks are of rows.
+    /// Loads the maps of each head of this rank from the matrix of all. A quantized matrix is decoded before that of a
+    /// key is transposed, because its blocks are of rows.
     fn joint_head_maps(
         &mut self,
         path: ModulePath,
@@ -89,14 +97,14 @@ impl Loader<'_> {
         let whole = self.host(&name, num_heads * (plain_size + value_size), latent_size)?;
         let dtype = whole.dtype;
         let maps = |head: usize| {
-            let [key, value] = key_value_rows(latent, head).map(|rows| slice_rows(&whole, rows));
+            let [key, value] = key_value_rows(latent, head).map(|rows| slice_rows(&whole, &[rows]));
             let (key_dtype, key) =
                 if dtype.is_quantized() { (DType::F32, decoded(dtype, &key.bytes)) } else { (dtype, key.bytes) };
             let key = transpose(&key, key_dtype, latent_size, plain_size);
             let key = HostWeight { dtype: key_dtype, rows: latent_size, cols: plain_size, bytes: key };
             Ok((self.map(key)?, self.map(value)?))
         };
-        (0..num_heads).map(maps).collect()
+        self.sharing.heads().map(maps).collect()
     }
 
     fn map(&self, weight: HostWeight) -> Result<Linear, Error> {

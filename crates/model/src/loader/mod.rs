@@ -70,7 +70,7 @@ impl Loader<'_> {
             Some(name) => self.host(&name, vocab, hidden)?,
             None => embedding.clone(),
         };
-        let output = slice_rows(&output, self.sharing.rows(Columns::Logits).own);
+        let output = slice_rows(&output, &self.sharing.rows(Columns::Logits).own);
         let positions = match config.positions {
             Positions::Rope { .. } | Positions::None => None,
             Positions::Learned => {
@@ -170,7 +170,7 @@ impl Loader<'_> {
     fn attention(&mut self, layer: usize) -> Result<AttentionWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let (hidden, sharing) = (config.hidden_size, self.sharing);
-        let queries = sharing.rows(Columns::Attended(layer));
+        let queries = sharing.head_rows(config.key_heads(layer).head_size);
         let keys = sharing.key_rows(config, layer);
         let LayerConfig { kv_from, keys_as_values, .. } = config.layer(layer);
         let norms = config.qk_norm_sizes(layer);
@@ -185,7 +185,8 @@ impl Loader<'_> {
             let path = ModulePath::new(names.query, layer);
             let query = if config.attention_gate {
                 let (heads, size) = (config.num_heads, config.head_size);
-                let [query, of_output] = self.parts(path, 2 * heads * size, || query_gate_rows(heads, size), hidden)?;
+                let all = || query_gate_rows(heads, size);
+                let [query, of_output] = self.parts(path, [queries.clone(), queries], all, hidden)?;
                 gate = Some(of_output);
                 query
             } else {
@@ -227,7 +228,7 @@ impl Loader<'_> {
         }
         let name = self.finder.weight_or_bare(ModulePath::new(names.sinks, layer));
         let scores = self.floats(&name, config.num_heads)?;
-        Ok(Some(self.vector(&scores[self.sharing.heads(config, layer)])?))
+        Ok(Some(self.vector(&scores[self.sharing.heads()])?))
     }
 
     fn mlp(&mut self, layer: usize) -> Result<MlpWeights, Error> {
@@ -324,8 +325,8 @@ impl Loader<'_> {
             let linear = |expert: usize| {
                 let bytes = stack.matrix(&tensor, expert);
                 let weight = HostWeight { dtype: stack.dtype, rows: stack.rows, cols: stack.cols, bytes };
-                let weight = self.backend.few_rows_weight(slice_rows(&weight, rows.own.clone()))?;
-                let bias = biases.as_ref().map(|biases| self.vector(&biases[expert][rows.own.clone()])).transpose()?;
+                let weight = self.backend.few_rows_weight(slice_rows(&weight, &rows.own))?;
+                let bias = biases.as_ref().map(|biases| self.vector(&rows.select(&biases[expert]))).transpose()?;
                 Ok(Linear { weight, bias })
             };
             return (0..num_experts).map(linear).collect();
@@ -409,11 +410,12 @@ impl Loader<'_> {
         let bias = if self.finder.has(&bias) { Some(self.floats(&bias, total)?) } else { None };
         let mut start = 0;
         let mut parts = Vec::with_capacity(N);
-        for WeightRows { total, own } in rows {
-            let range = start + own.start..start + own.end;
-            start += total;
-            let weight = slice_rows(&weight, range.clone());
-            let bias = bias.as_ref().map(|bias| self.vector(&bias[range])).transpose()?;
+        for rows in rows {
+            let own: Vec<Range<usize>> = rows.own.iter().map(|rows| start + rows.start..start + rows.end).collect();
+            let weight = slice_rows(&weight, &own);
+            let bias = bias.as_ref().map(|bias| self.vector(&rows.select(&bias[start..start + rows.total])));
+            let bias = bias.transpose()?;
+            start += rows.total;
             let weight = match path.expert {
                 Some(_) => self.backend.few_rows_weight(weight)?,
                 None => self.backend.linear_weight(weight)?,
@@ -483,10 +485,13 @@ impl Loader<'_> {
     }
 }
 
-/// Returns some rows of a matrix whose shape was checked. No byte is read.
-fn slice_rows(weight: &HostWeight, rows: Range<usize>) -> HostWeight {
+/// Returns some rows of a matrix whose shape was checked. No byte is read if they are adjacent.
+fn slice_rows(weight: &HostWeight, rows: &[Range<usize>]) -> HostWeight {
     let &HostWeight { dtype, cols, ref bytes, .. } = weight;
     let row = dtype.bytes_for(cols).expect("rows are whole blocks");
-    let bytes = bytes.slice(rows.start * row..rows.end * row).expect("rows of the matrix");
-    HostWeight { dtype, rows: rows.len(), cols, bytes }
+    let bytes = match rows {
+        [rows] => bytes.slice(rows.start * row..rows.end * row).expect("rows of the matrix"),
+        _ => rows.iter().flat_map(|rows| &bytes[rows.start * row..rows.end * row]).copied().collect::<Vec<u8>>().into(),
+    };
+    HostWeight { dtype, rows: rows.iter().map(Range::len).sum(), cols, bytes }
 }

@@ -1,6 +1,8 @@
 //! Multi-head latent attention of one layer, with absorbed maps: queries are mapped to the latents, attention has one
 //! key head whose values are parts of its keys, and what each head attended is mapped to its values.
 //!
+//! A rank has its own heads, and stores the whole rows that all heads read: the maps to latents are not shared out.
+//!
 //! Prefill and decode do the same arithmetic in the same order. The other form, which maps every latent to the keys and
 //! values of all heads, would give other bits.
 
@@ -9,6 +11,7 @@ use pellucid_tensor::{Attend, Backend, Error, Input, Rope, Values};
 use super::attention::LayerMemory;
 use crate::activations::{Activations, AttentionActivations, Entry, LatentActivations, output};
 use crate::config::{LatentAttention, Positions};
+use crate::ranks::{self, Columns};
 use crate::weights::{LatentAttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, KvMemory};
 
@@ -51,7 +54,8 @@ pub(crate) fn forward(
     };
     backend.attend(attend, queries, keys, kv.layer, attended)?;
     backend.map_heads(attended, &weights.value_maps, &mut latent.values)?;
-    backend.linear_to(&latent.values, &weights.output, output(&mut a.residual, output_norm))
+    let values = (&latent.values, Columns::Attended(kv.index));
+    ranks::project(backend, a.ranks.as_deref_mut(), values, &weights.output, output(&mut a.residual, output_norm))
 }
 
 /// Computes queries and keys: in each head the values to rotate, then those in the space of latents.

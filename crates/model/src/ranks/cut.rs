@@ -61,6 +61,10 @@ impl Cut {
         units.start * unit..units.end * unit
     }
 
+    pub(crate) fn num_ranks(self) -> usize {
+        self.num_ranks
+    }
+
     /// Returns the number of all columns.
     pub(crate) fn total(self) -> usize {
         self.num_groups * self.units_per_group * self.unit

@@ -89,8 +89,8 @@ impl Ranks {
     ) -> Result<(), Error> {
         let (sharing, out) = (&self.exchange.sharing, out.rows());
         let num_rows = experts.x.rows() * experts.routing.num_selected;
-        let [own, all] = [sharing.rows(Columns::Expert).own.len(), sharing.rows(Columns::Expert).total];
-        let own_hidden = sharing.rows(Columns::Hidden).own.len();
+        let (own, all) = (sharing.num_own(Columns::Expert), sharing.shares(Columns::Expert).total());
+        let own_hidden = sharing.num_own(Columns::Hidden);
         let part = of_width(&mut self.parts, backend, own, num_rows)?;
         backend.expert_gates(experts, part)?;
         let gated = of_width(&mut self.whole, backend, all, num_rows)?;
@@ -156,12 +156,13 @@ impl Exchange {
         (columns, rounding): (Columns, Option<RoundedGroups>),
         whole: &mut Tensor,
     ) -> Result<(), Error> {
-        let (cut, num_rows, width) = (self.sharing.cut(columns), part.rows(), whole.cols());
-        assert_eq!(part.cols(), cut.range(self.sharing.rank()).len(), "this rank's part of {columns:?}");
-        assert_eq!((whole.rows(), width), (num_rows, cut.total()), "the whole of {columns:?}");
+        let (num_rows, width) = (part.rows(), whole.cols());
         let Exchange { communicator, sharing, stats, sent, received, values, lens, .. } = self;
-        let ranges = || (0..sharing.num_ranks()).map(|rank| cut.range(rank));
-        let form = match rounding.filter(|groups| ranges().all(|range| range.end.is_multiple_of(groups.len))) {
+        let shares = sharing.shares(columns);
+        assert_eq!(part.cols(), shares.num_columns(sharing.rank()), "this rank's part of {columns:?}");
+        assert_eq!((whole.rows(), width), (num_rows, shares.total()), "the whole of {columns:?}");
+        let ranks = 0..sharing.num_ranks();
+        let form = match rounding.filter(|groups| shares.are_groups_of(groups.len)) {
             Some(groups) => Form::Rounded(groups),
             None => Form::Floats,
         };
@@ -173,15 +174,18 @@ impl Exchange {
         sent.resize(form.encoded_len(part.len()), 0);
         form.encode(own, sent);
         lens.clear();
-        lens.extend(ranges().map(|range| form.encoded_len(num_rows * range.len())));
+        lens.extend(ranks.clone().map(|rank| form.encoded_len(num_rows * shares.num_columns(rank))));
         received.resize(lens.iter().sum(), 0);
         communicator.all_gather(sent, lens, received)?;
         let mut rest = &received[..];
-        for (range, &len) in ranges().zip(lens.iter()) {
-            let (of_rank, others) = rest.split_at(len);
-            let rows = of_rank.chunks_exact(form.encoded_len(range.len())).zip(values.chunks_exact_mut(width));
-            rows.for_each(|(from, to)| form.decode(from, &mut to[range.clone()]));
-            rest = others;
+        for rank in ranks {
+            for to in values.chunks_exact_mut(width) {
+                for range in shares.of(rank) {
+                    let (from, others) = rest.split_at(form.encoded_len(range.len()));
+                    form.decode(from, &mut to[range.clone()]);
+                    rest = others;
+                }
+            }
         }
         backend.write(values, whole)?;
         stats.num_gathers += 1;

@@ -7,13 +7,14 @@
 use std::ops::Range;
 
 use super::cut::Cut;
+use super::shares::{Shares, WeightRows};
 use crate::config::{Experts, KeyHeads, LayerConfig, Mixer, MlpKind, QkNorm};
 use crate::{DecoderConfig, Error};
 
 /// The columns of an activation that ranks share out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Columns {
-    /// The output of attention in a layer.
+    /// The output of attention in a layer, by query heads. With latent attention, their values.
     Attended(usize),
     /// The inputs of the last map of a layer's dense MLP.
     Mlp(usize),
@@ -25,33 +26,21 @@ pub(crate) enum Columns {
     Logits,
 }
 
-/// The rows of a weight in the file, and those that this rank has.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct WeightRows {
-    pub(crate) total: usize,
-    pub(crate) own: Range<usize>,
-}
-
-impl From<usize> for WeightRows {
-    /// All rows: a weight that is whole on every rank.
-    fn from(total: usize) -> Self {
-        WeightRows { total, own: 0..total }
-    }
-}
-
 /// The shares of one rank.
 #[derive(Debug, Clone)]
 pub(crate) struct Sharing {
     rank: usize,
     num_ranks: usize,
+    /// Query heads, the same in every layer with attention.
+    heads: Cut,
     /// For each layer; `None` for one without attention.
-    queries: Vec<Option<Cut>>,
+    attended: Vec<Option<Shares>>,
     /// For each layer; `None` for one without a dense MLP.
-    mlp: Vec<Option<Cut>>,
-    expert: Option<Cut>,
-    shared_expert: Option<Cut>,
-    hidden: Cut,
-    logits: Cut,
+    mlp: Vec<Option<Shares>>,
+    expert: Option<Shares>,
+    shared_expert: Option<Shares>,
+    hidden: Shares,
+    logits: Shares,
 }
 
 impl Sharing {
@@ -60,22 +49,16 @@ impl Sharing {
         if num_ranks > 1 {
             check(config)?;
         }
-        let too_many = |what: &'static str, count: usize| Error::TooManyRanks {
-            architecture: config.architecture.clone(),
-            num_ranks,
-            what,
-            count,
+        let of = |what: &'static str, total: usize, cut: Option<Cut>| {
+            cut.map(Shares::from).ok_or_else(|| too_many(config, num_ranks, what, total))
         };
-        let even = |what, total| Cut::even(total, num_ranks).ok_or_else(|| too_many(what, total));
-        let rounded = |what, total| Cut::in_rounded_groups(total, num_ranks).ok_or_else(|| too_many(what, total));
+        let even = |what, total| of(what, total, Cut::even(total, num_ranks));
+        let rounded = |what, total| of(what, total, Cut::in_rounded_groups(total, num_ranks));
         let layers = || (0..config.num_layers_with_predictor()).map(|index| (index, config.layer(index)));
-        let queries = |(index, layer): (usize, LayerConfig)| {
-            if layer.mixer != Mixer::Attention {
-                return Ok(None);
-            }
-            let KeyHeads { num_kv_heads, head_size } = config.key_heads(index);
-            let cut = Cut::groups(num_kv_heads, config.num_heads / num_kv_heads, head_size, num_ranks);
-            cut.map(Some).ok_or_else(|| too_many("query heads", config.num_heads))
+        let heads = cut_of_heads(config, num_ranks)?;
+        let attended = |(index, layer): (usize, LayerConfig)| {
+            let size = config.latent_attention.map_or(config.key_heads(index).head_size, |latent| latent.value_size);
+            (layer.mixer == Mixer::Attention).then(|| Shares::from(heads).times(size))
         };
         let mlp = |(index, layer): (usize, LayerConfig)| {
             let has_dense = layer.has_mlp && (!layer.experts || config.dense_beside_experts);
@@ -83,34 +66,17 @@ impl Sharing {
         };
         let experts = config.experts;
         let shared = experts.and_then(|experts| experts.shared_mlp_size);
-        let sharing = Sharing {
+        Ok(Sharing {
             rank,
             num_ranks,
-            queries: layers().map(queries).collect::<Result<_, _>>()?,
+            heads,
+            attended: layers().map(attended).collect(),
             mlp: layers().map(mlp).collect::<Result<_, _>>()?,
             expert: experts.map(|experts| rounded("columns of an expert", experts.mlp_size)).transpose()?,
             shared_expert: shared.map(|size| rounded("columns of the shared expert", size)).transpose()?,
             hidden: even("columns of the residual stream", config.hidden_size)?,
             logits: even("tokens of the vocabulary", config.vocab_size)?,
-        };
-        sharing.check_heads(config)?;
-        Ok(sharing)
-    }
-
-    /// Refuses layers whose heads would be shared out differently: a rank has the same query heads in every layer.
-    fn check_heads(&self, config: &DecoderConfig) -> Result<(), Error> {
-        let heads = |(layer, cut): (usize, &Option<Cut>), rank: usize| {
-            let head_size = config.key_heads(layer).head_size;
-            cut.map(|cut| cut.range(rank)).map(|range| range.start / head_size..range.end / head_size)
-        };
-        for rank in 0..self.num_ranks {
-            let mut of_layers = self.queries.iter().enumerate().filter_map(|layer| heads(layer, rank));
-            let first = of_layers.next();
-            if of_layers.any(|heads| Some(heads) != first) {
-                return Err(refusal(config, "layers with different numbers of KV heads"));
-            }
-        }
-        Ok(())
+        })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -122,41 +88,51 @@ impl Sharing {
     }
 
     /// Returns how columns are shared out.
-    pub(crate) fn cut(&self, columns: Columns) -> Cut {
-        let cut = match columns {
-            Columns::Attended(layer) => self.queries[layer],
-            Columns::Mlp(layer) => self.mlp[layer],
-            Columns::SharedExpert => self.shared_expert,
-            Columns::Expert => self.expert,
-            Columns::Hidden => Some(self.hidden),
-            Columns::Logits => Some(self.logits),
+    pub(crate) fn shares(&self, columns: Columns) -> &Shares {
+        let shares = match columns {
+            Columns::Attended(layer) => self.attended[layer].as_ref(),
+            Columns::Mlp(layer) => self.mlp[layer].as_ref(),
+            Columns::SharedExpert => self.shared_expert.as_ref(),
+            Columns::Expert => self.expert.as_ref(),
+            Columns::Hidden => Some(&self.hidden),
+            Columns::Logits => Some(&self.logits),
         };
-        cut.expect("columns that the model has")
+        shares.expect("columns that the model has")
+    }
+
+    /// Returns the number of columns that this rank has.
+    pub(crate) fn num_own(&self, columns: Columns) -> usize {
+        self.shares(columns).num_columns(self.rank)
     }
 
     /// Returns the rows of a weight whose products are these columns.
     pub(crate) fn rows(&self, columns: Columns) -> WeightRows {
-        let cut = self.cut(columns);
-        WeightRows { total: cut.total(), own: cut.range(self.rank) }
+        self.rows_of(self.shares(columns))
     }
 
-    /// Returns the query heads of this rank in a layer.
-    pub(crate) fn heads(&self, config: &DecoderConfig, layer: usize) -> Range<usize> {
-        let (own, size) = (self.rows(Columns::Attended(layer)).own, config.key_heads(layer).head_size);
-        own.start / size..own.end / size
+    fn rows_of(&self, shares: &Shares) -> WeightRows {
+        WeightRows { total: shares.total(), own: shares.of(self.rank).to_vec() }
+    }
+
+    /// Returns the query heads of this rank, in every layer with attention.
+    pub(crate) fn heads(&self) -> Range<usize> {
+        self.heads.range(self.rank)
+    }
+
+    /// Returns the rows of a weight that has `size` rows for each query head.
+    pub(crate) fn head_rows(&self, size: usize) -> WeightRows {
+        self.rows_of(&Shares::from(self.heads).times(size))
     }
 
     /// Returns the rows of the maps to keys and to values: those of the KV heads that this rank's query heads read.
     pub(crate) fn key_rows(&self, config: &DecoderConfig, layer: usize) -> WeightRows {
         let KeyHeads { num_kv_heads, head_size } = config.key_heads(layer);
         let heads = self.kv_heads(config, layer);
-        WeightRows { total: num_kv_heads * head_size, own: heads.start * head_size..heads.end * head_size }
+        WeightRows::new(num_kv_heads * head_size, heads.start * head_size..heads.end * head_size)
     }
 
     fn kv_heads(&self, config: &DecoderConfig, layer: usize) -> Range<usize> {
-        let heads_per_kv_head = config.num_heads / config.key_heads(layer).num_kv_heads;
-        let heads = self.heads(config, layer);
-        heads.start / heads_per_kv_head..heads.end.div_ceil(heads_per_kv_head)
+        groups_of(&self.heads(), config.num_heads / config.key_heads(layer).num_kv_heads)
     }
 
     /// Returns the configuration of this rank's part of the model. Vocabulary and residual stream are those of the
@@ -165,30 +141,58 @@ impl Sharing {
         if self.num_ranks == 1 {
             return whole.clone();
         }
-        let mut config = DecoderConfig { num_ranks: self.num_ranks, ..whole.clone() };
-        let own = |columns: Columns| self.rows(columns).own.len();
+        let num_heads = self.heads().len();
+        let mut config = DecoderConfig { num_ranks: self.num_ranks, num_heads, ..whole.clone() };
         for (index, layer) in config.layers.iter_mut().enumerate() {
             if layer.mixer == Mixer::Attention {
                 let KeyHeads { head_size, .. } = whole.key_heads(index);
                 layer.heads = Some(KeyHeads { num_kv_heads: self.kv_heads(whole, index).len(), head_size });
-                config.num_heads = self.heads(whole, index).len();
             }
-            layer.mlp_size = self.mlp[index].map(|_| own(Columns::Mlp(index)));
+            layer.mlp_size = self.mlp[index].as_ref().map(|_| self.num_own(Columns::Mlp(index)));
         }
         config.experts = whole.experts.map(|experts| Experts {
-            mlp_size: own(Columns::Expert),
-            shared_mlp_size: experts.shared_mlp_size.map(|_| own(Columns::SharedExpert)),
+            mlp_size: self.num_own(Columns::Expert),
+            shared_mlp_size: experts.shared_mlp_size.map(|_| self.num_own(Columns::SharedExpert)),
             ..experts
         });
         config
     }
 }
 
+/// Returns the groups of `len` units that a range of units has a part of.
+fn groups_of(units: &Range<usize>, len: usize) -> Range<usize> {
+    units.start / len..units.end.div_ceil(len)
+}
+
+/// Divides the query heads, which are the same in all layers: a rank has whole KV heads with all of their query heads,
+/// or a part of the query heads of one. Layers may have different numbers of KV heads.
+fn cut_of_heads(config: &DecoderConfig, num_ranks: usize) -> Result<Cut, Error> {
+    let layers = (0..config.num_layers_with_predictor()).filter(|&i| config.layer(i).mixer == Mixer::Attention);
+    let mut numbers: Vec<usize> = layers.map(|layer| config.key_heads(layer).num_kv_heads).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    let num_heads = config.num_heads;
+    if num_heads < num_ranks {
+        return Err(too_many(config, num_ranks, "query heads", num_heads));
+    }
+    let is_fit = |cut: &Cut| {
+        let fits = |heads: &Range<usize>, len: usize| {
+            let is_whole = heads.start.is_multiple_of(len) && heads.end.is_multiple_of(len);
+            is_whole || groups_of(heads, len).len() == 1
+        };
+        let lens = || numbers.iter().map(|number| num_heads / number);
+        (0..num_ranks).map(|rank| cut.range(rank)).all(|heads| lens().all(|len| fits(&heads, len)))
+    };
+    let fewest = *numbers.first().expect("a layer with attention");
+    let units = numbers.iter().copied().chain([num_heads]).filter(|units| units.is_multiple_of(fewest));
+    let mut cuts = units.filter_map(|units| Cut::groups(fewest, units / fewest, num_heads / units, num_ranks));
+    cuts.find(is_fit).ok_or_else(|| refusal(config, "layers with different numbers of KV heads"))
+}
+
 /// Refuses models with parts that ranks cannot share out.
 fn check(config: &DecoderConfig) -> Result<(), Error> {
     let refused = [
         (config.has_state(), "recurrent layers"),
-        (config.latent_attention.is_some(), "latent attention"),
         (config.qk_norm == Some(QkNorm::Row), "norms over the queries of all heads"),
         (config.attention_gate, "gates of the output of attention"),
         (config.experts.is_some() && config.dense_beside_experts, "a dense MLP beside experts"),
@@ -200,6 +204,10 @@ fn check(config: &DecoderConfig) -> Result<(), Error> {
         Some((_, what)) => Err(refusal(config, what)),
         None => Ok(()),
     }
+}
+
+fn too_many(config: &DecoderConfig, num_ranks: usize, what: &'static str, count: usize) -> Error {
+    Error::TooManyRanks { architecture: config.architecture.clone(), num_ranks, what, count }
 }
 
 fn refusal(config: &DecoderConfig, what: &'static str) -> Error {

@@ -79,16 +79,22 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
     }
     println!("{}", refused.join("\n"));
     // Families that must stay supported: another refusal would otherwise go unnoticed.
-    for family in
-        ["llama3", "llama-bias", "qwen2", "qwen3", "qwen3-moe", "mixtral", "gemma2", "gpt2", "phi3", "gpt-oss"]
-    {
+    let families = [
+        &["llama3", "llama-bias", "qwen2", "qwen3", "qwen3-moe", "mixtral", "gemma2", "gpt2", "phi3", "gpt-oss"][..],
+        // Latent attention.
+        &["deepseek2", "deepseek2-lite", "deepseek3", "glm4-moe-lite"],
+        // Layers with different numbers of KV heads.
+        &["gemma4", "gemma4-unified"],
+    ];
+    for family in families.concat() {
         for num_ranks in 2..=4 {
             assert!(shared_out.contains(&format!("{family} on {num_ranks} ranks")), "{family} on {num_ranks} ranks");
         }
     }
     assert!(shared_out.contains(&"smollm2 on 3 ranks".into()), "each rank has one of three heads of one KV head");
     assert!(shared_out.iter().any(|name| name.starts_with("wide heads on 3")), "KV in every format, uneven shares");
-    for part in ["recurrent layers", "latent attention", "norms over the queries of all heads"] {
+    assert!(shared_out.iter().any(|name| name.starts_with("wide latents on 3")), "latents in every format");
+    for part in ["recurrent layers", "norms over the queries of all heads"] {
         assert!(refused.iter().any(|reason| reason.contains(part)), "{part}: {refused:?}");
     }
 }
