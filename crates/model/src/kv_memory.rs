@@ -27,8 +27,18 @@ pub struct KvMemory {
     dtype: DType,
     num_blocks: usize,
     block_len: usize,
-    /// Copies of blocks since the last step, each from one block to another, if other ranks have to make them too.
-    copies: Option<Vec<[u32; 2]>>,
+    /// Number of slots for recurrent states.
+    num_slots: usize,
+    /// Copies since the last step, if other ranks have to make them too.
+    copies: Option<KvCopies>,
+}
+
+/// Copies within a KV memory, each from one block or slot to another, in the order in which they are made.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct KvCopies {
+    pub(crate) blocks: Vec<[u32; 2]>,
+    /// Of recurrent states.
+    pub(crate) states: Vec<[u32; 2]>,
 }
 
 impl KvMemory {
@@ -77,9 +87,9 @@ impl KvMemory {
         let backend = devices.of_layer(0);
         let rows = || backend.zeros(backend.activation_dtype(), num_blocks * block_len + 1, config.hidden_size);
         let hidden = config.predictor.map(|_| rows()).transpose()?;
-        let copies = (config.num_ranks > 1).then(Vec::new);
+        let copies = (config.num_ranks > 1).then(KvCopies::default);
         let states = Vec::new();
-        Ok(KvMemory { layers, windowed, hidden, states, dtype, num_blocks, block_len, copies })
+        Ok(KvMemory { layers, windowed, hidden, states, dtype, num_blocks, block_len, num_slots: 0, copies })
     }
 
     /// Adds `num_slots` slots for recurrent states, which are stored in F32. Nothing is allocated for a model without
@@ -95,6 +105,7 @@ impl KvMemory {
             len => devices.of_layer(index).zeros(DType::F32, num_slots, len).map(Some),
         };
         self.states = config.layers.iter().enumerate().map(state).collect::<Result<_, _>>()?;
+        self.num_slots = if self.has_states() { num_slots } else { 0 };
         Ok(self)
     }
 
@@ -128,8 +139,13 @@ impl KvMemory {
         self.dtype
     }
 
-    /// Returns the copies of blocks since the last call.
-    pub(crate) fn take_copies(&mut self) -> Vec<[u32; 2]> {
+    /// Returns the number of slots for recurrent states; 0 if the model has none.
+    pub(crate) fn num_slots(&self) -> usize {
+        self.num_slots
+    }
+
+    /// Returns the copies since the last call.
+    pub(crate) fn take_copies(&mut self) -> KvCopies {
         self.copies.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
@@ -148,8 +164,11 @@ impl KvMemory {
         tensors.filter(|tensor| tensor.rows() > 0).map(bytes).sum::<usize>() / self.block_len
     }
 
-    /// Copies a slot's state in every layer.
+    /// Copies a slot's state in every layer. Other ranks make the copy before the next step.
     pub fn copy_state(&mut self, devices: &(impl LayerDevices + ?Sized), from: u32, to: u32) -> Result<(), Error> {
+        if let Some(copies) = self.copies.as_mut().filter(|_| self.num_slots > 0) {
+            copies.states.push([from, to]);
+        }
         for (layer, states) in self.states.iter_mut().enumerate() {
             states.iter_mut().try_for_each(|s| devices.of_layer(layer).copy_row(from as usize, to as usize, s))?;
         }
@@ -160,7 +179,7 @@ impl KvMemory {
     /// ranks make the copy before the next step.
     pub fn copy_block(&mut self, devices: &(impl LayerDevices + ?Sized), from: u32, to: u32) -> Result<(), Error> {
         if let Some(copies) = &mut self.copies {
-            copies.push([from, to]);
+            copies.blocks.push([from, to]);
         }
         self.copy_in_layers(devices, [from, to], false)?;
         if let Some(hidden) = &mut self.hidden {

@@ -1,8 +1,9 @@
 //! The steps of ranks: rank 0 announces what it runs, and the others run it too.
 //!
-//! Rank 0 sends the tokens, positions and blocks of a step before it computes, together with the copies of blocks that
-//! were made since the last one. The others allocate KV memory of the same size when they first hear of it, make the
-//! copies and compute the step; the logits that they get are thrown away. They know no request and no block's owner.
+//! Rank 0 sends the tokens, positions, blocks and recurrent states of a step before it computes, together with the
+//! copies of blocks and of states that were made since the last one. The others allocate KV memory of the same number
+//! of blocks and slots when they first hear of it, make the copies and compute the step; the logits that they get are
+//! thrown away. They know no request and no owner of a block or slot.
 
 use pellucid_tensor::{Error as DeviceError, Patience};
 
@@ -83,12 +84,17 @@ impl crate::Decoder {
             let mut kv = match memory.take().filter(|kv| KvShape::of(kv) == step.kv) {
                 Some(kv) => kv,
                 None => {
-                    let KvShape { dtype, num_blocks, block_len } = step.kv;
-                    KvMemory::new(crate::Model::config(self), &*backend, dtype, num_blocks, block_len)?
+                    let KvShape { dtype, num_blocks, block_len, num_slots } = step.kv;
+                    let config = crate::Model::config(self);
+                    let kv = KvMemory::new(config, &*backend, dtype, num_blocks, block_len)?;
+                    kv.with_states(config, &*backend, num_slots)?
                 }
             };
-            for [from, to] in step.copies {
+            for [from, to] in step.copies.blocks {
                 kv.copy_block(&*backend, from, to)?;
+            }
+            for [from, to] in step.copies.states {
+                kv.copy_state(&*backend, from, to)?;
             }
             kv.take_copies();
             self.launch_step(&step.batch, &mut kv)?;
