@@ -101,7 +101,7 @@ impl Decoder {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Decoder, Error> {
         let blueprint = blueprint(checkpoint, options)?;
-        let sharing = Sharing::new(&blueprint.config, 0, 1)?;
+        let sharing = Sharing::new(&blueprint, 0, 1)?;
         Decoder::load_shares(checkpoint, backend.into(), blueprint, sharing, progress)
     }
 
@@ -115,7 +115,7 @@ impl Decoder {
     ) -> Result<Decoder, Error> {
         let blueprint = blueprint(checkpoint, options)?;
         let devices = Devices::new(backends, placement, &blueprint.config)?;
-        let sharing = Sharing::new(&blueprint.config, 0, 1)?;
+        let sharing = Sharing::new(&blueprint, 0, 1)?;
         Decoder::load_shares(checkpoint, devices, blueprint, sharing, progress)
     }
 

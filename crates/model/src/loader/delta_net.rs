@@ -6,7 +6,7 @@ use super::Loader;
 use super::tensor_finder::ModulePath;
 use crate::Error;
 use crate::architectures::Blueprint;
-use crate::ranks::WeightRows;
+use crate::ranks::{Columns, WeightRows};
 use crate::weights::DeltaNetWeights;
 
 /// How a file stores the vectors and the heads of delta nets.
@@ -57,55 +57,59 @@ impl Loader<'_> {
     pub(super) fn delta_net(&mut self, layer: usize) -> Result<DeltaNetWeights, Error> {
         let Blueprint { config, names, delta_net: storage, .. } = self.blueprint;
         let shape = config.delta_net.expect("checked with the configuration");
-        let (hidden, heads) = (config.hidden_size, shape.num_value_heads);
+        let (hidden, sharing) = (config.hidden_size, self.sharing);
+        let [channels, outputs, heads] = [Columns::RecurrentInput, Columns::RecurrentOutput, Columns::RecurrentHeads]
+            .map(|columns| sharing.rows(columns));
+        let num_heads = heads.total;
         let path = |template: &'static str| ModulePath::new(template, layer);
         let (qkv_gate, beta_time_step) = (path(names.delta_qkv_gate), path(names.delta_beta_time_step));
         let [input, gate] = if self.finder.exists(qkv_gate) {
-            let rows = [shape.num_channels(), shape.output_size()].map(WeightRows::from);
-            self.parts(qkv_gate, rows, || qkv_gate_rows(shape), hidden)?
+            self.parts(qkv_gate, [channels.clone(), outputs], || qkv_gate_rows(shape), hidden)?
         } else {
             [
-                self.linear(path(names.delta_qkv), shape.num_channels(), hidden)?,
-                self.linear(path(names.delta_gate), shape.output_size(), hidden)?,
+                self.linear(path(names.delta_qkv), channels.clone(), hidden)?,
+                self.linear(path(names.delta_gate), outputs, hidden)?,
             ]
         };
         let [beta, time_step] = if self.finder.exists(beta_time_step) {
-            self.parts(beta_time_step, [heads, heads].map(WeightRows::from), || beta_time_step_rows(shape), hidden)?
+            self.parts(beta_time_step, [heads.clone(), heads.clone()], || beta_time_step_rows(shape), hidden)?
         } else {
             [
-                self.linear(path(names.delta_beta), heads, hidden)?,
-                self.linear(path(names.delta_time_step), heads, hidden)?,
+                self.linear(path(names.delta_beta), heads.clone(), hidden)?,
+                self.linear(path(names.delta_time_step), heads.clone(), hidden)?,
             ]
         };
-        let mut decay = self.floats(&self.finder.name(path(names.delta_decay), ""), heads)?;
+        let mut decay = self.floats(&self.finder.name(path(names.delta_decay), ""), num_heads)?;
         if storage.log_decay {
             decay.iter_mut().for_each(|rate| *rate = decay_rate(*rate));
         }
-        let time_bias = self.floats(&self.finder.name(path(names.delta_time_bias), ""), heads)?;
+        let time_bias = self.floats(&self.finder.name(path(names.delta_time_bias), ""), num_heads)?;
         let norm = self.floats(&self.finder.name(path(names.delta_norm), "weight"), shape.value_size)?;
         Ok(DeltaNetWeights {
             input,
             gate,
             beta,
             time_step,
-            time_bias: self.vector(&time_bias)?,
-            decay: self.vector(&decay)?,
-            taps: self.taps(path(names.delta_convolution), shape.num_channels(), shape.num_taps)?,
+            time_bias: self.vector(&heads.select(&time_bias))?,
+            decay: self.vector(&heads.select(&decay))?,
+            taps: self.taps(path(names.delta_convolution), &channels, shape.num_taps)?,
             norm: self.vector(&norm)?,
-            output: self.linear(path(names.delta_output), hidden, shape.output_size())?,
+            output: self.linear(path(names.delta_output), sharing.rows(Columns::Hidden), shape.output_size())?,
             order: storage.order,
         })
     }
 
     /// Loads the weights of a convolution as `[taps][channels]`: the backend reads the channels of one position
     /// together.
-    pub(super) fn taps(&mut self, path: ModulePath, channels: usize, num_taps: usize) -> Result<Tensor, Error> {
-        let by_channel = self.finder.taps(path, channels, num_taps)?;
-        let mut values = vec![0.0; channels * num_taps];
+    pub(super) fn taps(&mut self, path: ModulePath, channels: &WeightRows, num_taps: usize) -> Result<Tensor, Error> {
+        let by_channel = self.finder.taps(path, channels.total, num_taps)?;
+        let mut values = vec![0.0; channels.total * num_taps];
         quant::decode(by_channel.info.dtype, &by_channel.bytes(), &mut values);
-        let taps = (0..num_taps).flat_map(|tap| values.iter().skip(tap).step_by(num_taps));
+        let own: Vec<f32> =
+            channels.own.iter().flat_map(|own| &values[own.start * num_taps..own.end * num_taps]).copied().collect();
+        let taps = (0..num_taps).flat_map(|tap| own.iter().skip(tap).step_by(num_taps));
         let bytes: Vec<u8> = taps.flat_map(|value| value.to_le_bytes()).collect();
-        let taps = HostWeight { dtype: DType::F32, rows: num_taps, cols: channels, bytes: bytes.into() };
+        let taps = HostWeight { dtype: DType::F32, rows: num_taps, cols: channels.len(), bytes: bytes.into() };
         Ok(self.backend.weight(taps)?)
     }
 

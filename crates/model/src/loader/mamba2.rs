@@ -35,7 +35,7 @@ impl Loader<'_> {
             time_bias: self.flat_vector(path(names.mamba_time_bias), "", heads)?,
             decay: self.vector(&decay)?,
             skip: self.flat_vector(path(names.mamba_skip), "", heads)?,
-            taps: self.taps(convolution, shape.num_channels(), shape.num_taps)?,
+            taps: self.taps(convolution, &shape.num_channels().into(), shape.num_taps)?,
             bias: self.bias(convolution, shape.num_channels())?,
             norm: self.flat_vector(path(names.mamba_norm), "weight", width)?,
             output: self.linear(path(names.mamba_output), hidden, width)?,

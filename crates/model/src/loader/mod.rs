@@ -151,7 +151,7 @@ impl Loader<'_> {
         let path = ModulePath::new(names.convolution, layer);
         Ok(ShortConvolutionWeights {
             input: self.linear(ModulePath::new(names.convolution_input, layer), 3 * hidden, hidden)?,
-            taps: self.taps(path, hidden, num_taps)?,
+            taps: self.taps(path, &hidden.into(), num_taps)?,
             bias: self.bias(path, hidden)?,
             output: self.linear(ModulePath::new(names.convolution_output, layer), hidden, hidden)?,
         })

@@ -1,8 +1,10 @@
-//! The gated delta net of one layer: project to queries, keys, values and gates, run the recurrence, project.
+//! The gated delta net of one layer: project to queries, keys, values and gates, run the recurrence, project. A rank
+//! has its own heads, with their channels of the convolution and their part of the states.
 
 use pellucid_tensor::{Backend, DeltaNet, Error, RmsNorm, Tensor};
 
 use crate::activations::{Activations, Entry, output};
+use crate::ranks::{Columns, project};
 use crate::weights::{DeltaNetWeights, Norm};
 use crate::{Batch, DecoderConfig};
 
@@ -39,5 +41,6 @@ pub(crate) fn forward(
         saves: &batch.saves,
     };
     backend.delta_net(call, states, &mut a.recurrent_output)?;
-    backend.linear_to(&a.recurrent_output, &weights.output, output(&mut a.residual, output_norm))
+    let rows = (&a.recurrent_output, Columns::RecurrentOutput);
+    project(backend, a.ranks.as_deref_mut(), rows, &weights.output, output(&mut a.residual, output_norm))
 }

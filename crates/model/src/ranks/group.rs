@@ -49,7 +49,7 @@ impl Decoder {
         if num_ranks == 1 {
             return Decoder::load(checkpoint, backend, options, progress);
         }
-        let sharing = Sharing::new(&blueprint.config, rank, num_ranks)?;
+        let sharing = Sharing::new(&blueprint, rank, num_ranks)?;
         let identity = identity.with_model(checkpoint, &*backend, &blueprint.config);
         let loaded = identity.compare(&mut *communicator).and_then(|()| {
             let decoder = Decoder::load_shares(checkpoint, backend.into(), blueprint, sharing.clone(), progress)?;

@@ -6,9 +6,13 @@
 
 use std::ops::Range;
 
+use pellucid_tensor::{DeltaNetShape, ValueHeadOrder};
+
 use super::cut::Cut;
 use super::shares::{Shares, WeightRows};
+use crate::architectures::Blueprint;
 use crate::config::{Experts, KeyHeads, LayerConfig, Mixer, MlpKind, QkNorm};
+use crate::loader::delta_net::DeltaNetStorage;
 use crate::{DecoderConfig, Error};
 
 /// The columns of an activation that ranks share out.
@@ -16,6 +20,10 @@ use crate::{DecoderConfig, Error};
 pub(crate) enum Columns {
     /// The output of attention in a layer, by query heads. With latent attention, their values.
     Attended(usize),
+    /// The inputs and outputs of a recurrence, and its heads with a time step each.
+    RecurrentInput,
+    RecurrentOutput,
+    RecurrentHeads,
     /// The inputs of the last map of a layer's dense MLP.
     Mlp(usize),
     SharedExpert,
@@ -35,6 +43,7 @@ pub(crate) struct Sharing {
     heads: Cut,
     /// For each layer; `None` for one without attention.
     attended: Vec<Option<Shares>>,
+    recurrence: Option<Recurrence>,
     /// For each layer; `None` for one without a dense MLP.
     mlp: Vec<Option<Shares>>,
     expert: Option<Shares>,
@@ -43,9 +52,18 @@ pub(crate) struct Sharing {
     logits: Shares,
 }
 
+/// How the layers with a recurrence are shared out. A model has one kind of them.
+#[derive(Debug, Clone)]
+struct Recurrence {
+    inputs: Shares,
+    outputs: Shares,
+    heads: Shares,
+}
+
 impl Sharing {
     /// Returns the shares of a rank. Refuses models that cannot be shared out.
-    pub(crate) fn new(config: &DecoderConfig, rank: usize, num_ranks: usize) -> Result<Sharing, Error> {
+    pub(crate) fn new(blueprint: &Blueprint, rank: usize, num_ranks: usize) -> Result<Sharing, Error> {
+        let config = &blueprint.config;
         if num_ranks > 1 {
             check(config)?;
         }
@@ -71,6 +89,7 @@ impl Sharing {
             num_ranks,
             heads,
             attended: layers().map(attended).collect(),
+            recurrence: recurrence(blueprint, num_ranks)?,
             mlp: layers().map(mlp).collect::<Result<_, _>>()?,
             expert: experts.map(|experts| rounded("columns of an expert", experts.mlp_size)).transpose()?,
             shared_expert: shared.map(|size| rounded("columns of the shared expert", size)).transpose()?,
@@ -89,8 +108,12 @@ impl Sharing {
 
     /// Returns how columns are shared out.
     pub(crate) fn shares(&self, columns: Columns) -> &Shares {
+        let recurrence = self.recurrence.as_ref();
         let shares = match columns {
             Columns::Attended(layer) => self.attended[layer].as_ref(),
+            Columns::RecurrentInput => recurrence.map(|recurrence| &recurrence.inputs),
+            Columns::RecurrentOutput => recurrence.map(|recurrence| &recurrence.outputs),
+            Columns::RecurrentHeads => recurrence.map(|recurrence| &recurrence.heads),
             Columns::Mlp(layer) => self.mlp[layer].as_ref(),
             Columns::SharedExpert => self.shared_expert.as_ref(),
             Columns::Expert => self.expert.as_ref(),
@@ -155,7 +178,21 @@ impl Sharing {
             shared_mlp_size: experts.shared_mlp_size.map(|_| self.num_own(Columns::SharedExpert)),
             ..experts
         });
+        if self.recurrence.is_some() {
+            self.set_recurrence(&mut config);
+        }
         config
+    }
+
+    /// Gives the recurrence of a configuration the sizes of this rank's part.
+    fn set_recurrence(&self, config: &mut DecoderConfig) {
+        let [inputs, outputs, heads] =
+            [Columns::RecurrentInput, Columns::RecurrentOutput, Columns::RecurrentHeads].map(|c| self.num_own(c));
+        if let Some(shape) = &mut config.delta_net {
+            // Inputs are queries and keys, of the same size, and as many values as there are outputs.
+            shape.num_key_heads = (inputs - outputs) / (2 * shape.key_size);
+            shape.num_value_heads = heads;
+        }
     }
 }
 
@@ -189,12 +226,42 @@ fn cut_of_heads(config: &DecoderConfig, num_ranks: usize) -> Result<Cut, Error> 
     cuts.find(is_fit).ok_or_else(|| refusal(config, "layers with different numbers of KV heads"))
 }
 
+/// Divides the layers with a recurrence, if the model has any.
+fn recurrence(blueprint: &Blueprint, num_ranks: usize) -> Result<Option<Recurrence>, Error> {
+    let Blueprint { config, delta_net: DeltaNetStorage { order, .. }, .. } = blueprint;
+    match config.delta_net.filter(|_| config.has_mixer(Mixer::DeltaNet)) {
+        Some(shape) => {
+            let divided = of_delta_net(shape, *order, num_ranks);
+            divided.map(Some).ok_or_else(|| too_many(config, num_ranks, "value heads", shape.num_value_heads))
+        }
+        None => Ok(None),
+    }
+}
+
+/// Divides a delta net: a rank has whole key heads with all value heads that read them, or a part of the value heads of
+/// one. Its own heads have the order of all heads.
+fn of_delta_net(shape: DeltaNetShape, order: ValueHeadOrder, num_ranks: usize) -> Option<Recurrence> {
+    let DeltaNetShape { num_key_heads, num_value_heads, key_size, value_size, .. } = shape;
+    let per_key = shape.values_per_key();
+    let cut = Cut::groups(num_key_heads, per_key, 1, num_ranks)?;
+    let key_heads = Shares::new(num_key_heads, (0..num_ranks).map(|rank| vec![groups_of(&cut.range(rank), per_key)]));
+    let values = |rank: usize| {
+        let value_head = |i: usize| order.value_head(shape, i / per_key, i % per_key);
+        let mut heads: Vec<usize> = cut.range(rank).map(value_head).collect();
+        heads.sort_unstable();
+        heads.into_iter().map(|head| head..head + 1).collect()
+    };
+    let heads = Shares::new(num_value_heads, (0..num_ranks).map(values));
+    let (keys, outputs) = (key_heads.times(key_size), heads.times(value_size));
+    Some(Recurrence { inputs: keys.then(&keys).then(&outputs), outputs, heads })
+}
+
 /// Refuses models with parts that ranks cannot share out.
 fn check(config: &DecoderConfig) -> Result<(), Error> {
     let refused = [
-        (config.has_state(), "recurrent layers"),
+        (config.has_mixer(Mixer::ShortConvolution), "short convolutions"),
+        (config.has_mixer(Mixer::Mamba2), "Mamba-2 layers"),
         (config.qk_norm == Some(QkNorm::Row), "norms over the queries of all heads"),
-        (config.attention_gate, "gates of the output of attention"),
         (config.experts.is_some() && config.dense_beside_experts, "a dense MLP beside experts"),
         (config.experts.is_some() && config.mlp == MlpKind::Plain, "experts without gates"),
         (config.expert_input_size.is_some(), "experts that read a projection"),

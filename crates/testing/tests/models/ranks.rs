@@ -11,7 +11,7 @@ use pellucid_model::{
 };
 use pellucid_selftest::{Runner, TestSequence, goldens};
 use pellucid_tensor::{Backend, Communicator, DType, Error as DeviceError, Patience};
-use pellucid_testing::{cpu, invariance_cases};
+use pellucid_testing::{InvarianceCase, cpu, invariance_cases};
 
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
@@ -58,7 +58,15 @@ fn is_refused(error: &Error) -> bool {
 fn every_number_of_ranks_gives_the_bits_of_one() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (mut shared_out, mut refused) = (Vec::new(), Vec::new());
-    for case in invariance_cases(folder.path()) {
+    let mut cases = invariance_cases(folder.path());
+    // GGUF files store some rows and heads in another order.
+    for golden in goldens() {
+        let (name, prompt) = (format!("{}.gguf", golden.name), (0..60).map(|i| (i * i * 5 + i) % 96).collect());
+        if let Some((path, _)) = golden.sources().into_iter().nth(1) {
+            cases.push(InvarianceCase { name, path, kv_dtype: DType::F16, prompt });
+        }
+    }
+    for case in cases {
         let checkpoint = open(&case.path);
         let on = |num_ranks| {
             let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
@@ -85,6 +93,8 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
         &["deepseek2", "deepseek2-lite", "deepseek3", "glm4-moe-lite"],
         // Layers with different numbers of KV heads.
         &["gemma4", "gemma4-unified"],
+        // Delta nets. In GGUF files of Qwen 3.5, the value heads of a key head are not adjacent.
+        &["qwen3-next", "qwen3-next.gguf", "qwen35", "qwen35.gguf", "qwen35-moe", "qwen35-moe.gguf"],
     ];
     for family in families.concat() {
         for num_ranks in 2..=4 {
@@ -94,7 +104,8 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
     assert!(shared_out.contains(&"smollm2 on 3 ranks".into()), "each rank has one of three heads of one KV head");
     assert!(shared_out.iter().any(|name| name.starts_with("wide heads on 3")), "KV in every format, uneven shares");
     assert!(shared_out.iter().any(|name| name.starts_with("wide latents on 3")), "latents in every format");
-    for part in ["recurrent layers", "norms over the queries of all heads"] {
+    assert!(shared_out.contains(&"qwen35-text on 3 ranks".into()), "each rank has a key head of a delta net");
+    for part in ["short convolutions", "Mamba-2 layers", "norms over the queries of all heads"] {
         assert!(refused.iter().any(|reason| reason.contains(part)), "{part}: {refused:?}");
     }
 }
@@ -102,7 +113,7 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
 #[test]
 fn every_instruction_set_and_format_gives_the_bits_of_one_rank() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * i * 7 + i * 3) % 96).collect();
-    let names = ["llama-3.2-1b", "smollm2-135m", "qwen3-30b-a3b", "gpt-oss-20b"];
+    let names = ["llama-3.2-1b", "smollm2-135m", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3.5-9b"];
     for name in names {
         let model = SyntheticModel::named(name).expect("a known model").miniature();
         // Every format on every instruction set would take long: one model has both.
@@ -333,22 +344,35 @@ fn a_rank_that_is_lost_ends_the_step_with_its_reason() {
 }
 
 #[test]
-fn sequences_in_a_batch_and_copied_blocks_are_the_same_on_every_rank() {
-    let checkpoint = golden("qwen3");
-    let run = |num_ranks: usize| {
-        let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
-        let backend = members[0].backend.clone();
-        let mut runner = runner(members, DType::F32, 8).expect("a model for every number of ranks");
-        let mut first = TestSequence { blocks: vec![3, 5], len: 0 };
-        let mut other = TestSequence { blocks: vec![6], len: 0 };
-        let mut found = runner.step(&mut [(&mut first, &PROMPT[..]), (&mut other, &PROMPT[4..])]);
-        // Copy-on-write: a fork continues in a copy of the block, while the first goes on in its own.
-        runner.kv.copy_block(&*backend, 3, 1).expect("blocks of the memory");
-        let mut fork = TestSequence { blocks: vec![1], len: first.len };
-        found.extend(runner.step(&mut [(&mut fork, &[7, 8]), (&mut first, &[9]), (&mut other, &[1, 2, 3])]));
-        found.extend(runner.step(&mut [(&mut first, &[4]), (&mut fork, &[4])]));
-        found.iter().map(|row| bits(row)).collect::<Vec<_>>()
-    };
-    let one = run(1);
-    (2..=4).for_each(|num_ranks| assert!(one == run(num_ranks), "{num_ranks} ranks"));
+fn sequences_in_a_batch_and_copies_are_the_same_on_every_rank() {
+    for name in ["qwen3", "deepseek3", "qwen3-next"] {
+        let checkpoint = golden(name);
+        let run = |num_ranks: usize| {
+            let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
+            let backend = members[0].backend.clone();
+            let mut runner = runner(members, DType::F32, 8).expect("a model for every number of ranks");
+            let mut first = TestSequence { blocks: vec![3, 5], len: 0 };
+            let mut other = TestSequence { blocks: vec![6], len: 0 };
+            let mut found = runner.step(&mut [(&mut first, &PROMPT[..]), (&mut other, &PROMPT[4..])]);
+            // Copy-on-write: a fork continues in a copy of the block, while the first goes on in its own. A recurrent
+            // state is in the slot of a sequence's first block, and slot 7 keeps a snapshot of it.
+            let len = first.len;
+            runner.kv.copy_block(&*backend, 3, 1).expect("blocks of the memory");
+            for (from, to) in [(3, 7), (7, 1)] {
+                runner.kv.copy_state(&*backend, from, to).expect("slots of the memory");
+            }
+            let mut fork = TestSequence { blocks: vec![1], len };
+            found.extend(runner.step(&mut [(&mut fork, &[7, 8]), (&mut first, &[9]), (&mut other, &[1, 2, 3])]));
+            found.extend(runner.step(&mut [(&mut first, &[4]), (&mut fork, &[4])]));
+            // The fork starts again from the snapshot, with tokens that it had before.
+            runner.kv.copy_state(&*backend, 7, 1).expect("slots of the memory");
+            fork.len = len;
+            let again = runner.step(&mut [(&mut fork, &[7, 8])]);
+            assert!(again[..] == found[found.len() - 8..][..2], "{name} on {num_ranks} ranks: from a snapshot");
+            found.extend(again);
+            found.iter().map(|row| bits(row)).collect::<Vec<_>>()
+        };
+        let one = run(1);
+        (2..=4).for_each(|num_ranks| assert!(one == run(num_ranks), "{name} on {num_ranks} ranks"));
+    }
 }
