@@ -30,7 +30,7 @@ const DEFAULT_ROPE_BASE: f32 = 1_000_000.0;
 
 fn set_common(config: &mut DecoderConfig, num_taps: usize, biases: bool, has_attention: impl Fn(usize) -> bool) {
     config.qk_norm = Some(QkNorm::Head);
-    config.short_convolution = Some(ShortConvolutionConfig { num_taps, biases });
+    config.short_convolution = Some(ShortConvolutionConfig { num_channels: config.hidden_size, num_taps, biases });
     for (i, layer) in config.layers.iter_mut().enumerate() {
         layer.mixer = if has_attention(i) { Mixer::Attention } else { Mixer::ShortConvolution };
     }

@@ -138,6 +138,11 @@ impl LayerConfig {
         keys_as_values: false,
     };
 
+    /// Whether it has a recurrence in place of attention.
+    pub(crate) fn has_recurrence(&self) -> bool {
+        !matches!(self.mixer, Mixer::Attention | Mixer::None)
+    }
+
     /// Whether it stores keys and values.
     pub(crate) fn has_kv(&self) -> bool {
         self.mixer == Mixer::Attention && self.kv_from.is_none()
@@ -175,6 +180,8 @@ impl Mamba2Config {
 /// A gated convolution over the last positions of each channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ShortConvolutionConfig {
+    /// Number of values of a row, each convolved separately: the hidden size, or the part of one rank.
+    pub num_channels: usize,
     /// Number of positions, the row's own included.
     pub num_taps: usize,
     /// Whether the convolution and the maps around it have biases.
@@ -313,7 +320,7 @@ impl DecoderConfig {
 
     /// Whether sequences have a recurrent state.
     pub fn has_state(&self) -> bool {
-        self.layers.iter().any(|layer| !matches!(layer.mixer, Mixer::Attention | Mixer::None))
+        self.layers.iter().any(LayerConfig::has_recurrence)
     }
 
     /// Returns the number of values of a layer's state.
@@ -321,7 +328,7 @@ impl DecoderConfig {
         match layer.mixer {
             Mixer::Attention | Mixer::None => 0,
             Mixer::ShortConvolution => {
-                self.short_convolution.map_or(0, |config| (config.num_taps - 1) * self.hidden_size)
+                self.short_convolution.map_or(0, |config| (config.num_taps - 1) * config.num_channels)
             }
             Mixer::DeltaNet => self.delta_net.map_or(0, DeltaNetShape::state_len),
             Mixer::Mamba2 => self.mamba2.map_or(0, |config| config.shape.state_len()),
@@ -330,7 +337,7 @@ impl DecoderConfig {
 
     /// Returns the numbers of values in a row of a recurrence's inputs and of its outputs.
     pub(crate) fn recurrent_sizes(&self) -> Option<(usize, usize)> {
-        let convolution = self.short_convolution.map(|_| (3 * self.hidden_size, self.hidden_size));
+        let convolution = self.short_convolution.map(|config| (3 * config.num_channels, config.num_channels));
         let delta_net = self.delta_net.map(|shape| (shape.num_channels(), shape.output_size()));
         let mamba2 = self.mamba2.map(|config| (config.shape.num_channels(), config.shape.output_size()));
         convolution.or(delta_net).or(mamba2)

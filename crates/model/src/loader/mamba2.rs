@@ -36,7 +36,7 @@ impl Loader<'_> {
             decay: self.vector(&decay)?,
             skip: self.flat_vector(path(names.mamba_skip), "", heads)?,
             taps: self.taps(convolution, &shape.num_channels().into(), shape.num_taps)?,
-            bias: self.bias(convolution, shape.num_channels())?,
+            bias: self.bias(convolution, &shape.num_channels().into())?,
             norm: self.flat_vector(path(names.mamba_norm), "weight", width)?,
             output: self.linear(path(names.mamba_output), hidden, width)?,
         })

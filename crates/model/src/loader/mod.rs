@@ -147,24 +147,26 @@ impl Loader<'_> {
     fn short_convolution(&mut self, layer: usize) -> Result<ShortConvolutionWeights, Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let num_taps = config.short_convolution.expect("checked with the configuration").num_taps;
-        let hidden = config.hidden_size;
-        let path = ModulePath::new(names.convolution, layer);
+        let (hidden, sharing) = (config.hidden_size, self.sharing);
+        let channels = sharing.rows(Columns::RecurrentOutput);
+        let path = |template: &'static str| ModulePath::new(template, layer);
+        let input = self.linear(path(names.convolution_input), sharing.rows(Columns::RecurrentInput), hidden)?;
         Ok(ShortConvolutionWeights {
-            input: self.linear(ModulePath::new(names.convolution_input, layer), 3 * hidden, hidden)?,
-            taps: self.taps(path, &hidden.into(), num_taps)?,
-            bias: self.bias(path, hidden)?,
-            output: self.linear(ModulePath::new(names.convolution_output, layer), hidden, hidden)?,
+            input,
+            taps: self.taps(path(names.convolution), &channels, num_taps)?,
+            bias: self.bias(path(names.convolution), &channels)?,
+            output: self.linear(path(names.convolution_output), sharing.rows(Columns::Hidden), channels.total)?,
         })
     }
 
     /// Loads a module's bias, if the file has one.
-    fn bias(&mut self, path: ModulePath, len: usize) -> Result<Option<Tensor>, Error> {
+    fn bias(&mut self, path: ModulePath, rows: &WeightRows) -> Result<Option<Tensor>, Error> {
         let name = self.finder.name(path, "bias");
         if !self.finder.has(&name) {
             return Ok(None);
         }
-        let bias = self.floats(&name, len)?;
-        self.vector(&bias).map(Some)
+        let bias = self.floats(&name, rows.total)?;
+        self.vector(&rows.select(&bias)).map(Some)
     }
 
     fn attention(&mut self, layer: usize) -> Result<AttentionWeights, Error> {

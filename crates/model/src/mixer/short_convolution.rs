@@ -1,8 +1,10 @@
-//! The short convolution of one layer: project to two gates and an input, convolve, project.
+//! The short convolution of one layer: project to two gates and an input, convolve, project. A rank has its own
+//! channels.
 
 use pellucid_tensor::{Backend, Error, ShortConvolution, Tensor};
 
 use crate::activations::{Activations, Entry, output};
+use crate::ranks::{Columns, project};
 use crate::weights::{Norm, ShortConvolutionWeights};
 use crate::{Batch, DecoderConfig};
 
@@ -27,5 +29,6 @@ pub(crate) fn forward(
         saves: &batch.saves,
     };
     backend.short_convolution(call, states, &mut a.recurrent_output)?;
-    backend.linear_to(&a.recurrent_output, &weights.output, output(&mut a.residual, output_norm))
+    let rows = (&a.recurrent_output, Columns::RecurrentOutput);
+    project(backend, a.ranks.as_deref_mut(), rows, &weights.output, output(&mut a.residual, output_norm))
 }

@@ -57,7 +57,8 @@ pub(crate) struct Sharing {
 struct Recurrence {
     inputs: Shares,
     outputs: Shares,
-    heads: Shares,
+    /// `None` if they have no time step.
+    heads: Option<Shares>,
 }
 
 impl Sharing {
@@ -113,7 +114,7 @@ impl Sharing {
             Columns::Attended(layer) => self.attended[layer].as_ref(),
             Columns::RecurrentInput => recurrence.map(|recurrence| &recurrence.inputs),
             Columns::RecurrentOutput => recurrence.map(|recurrence| &recurrence.outputs),
-            Columns::RecurrentHeads => recurrence.map(|recurrence| &recurrence.heads),
+            Columns::RecurrentHeads => recurrence.and_then(|recurrence| recurrence.heads.as_ref()),
             Columns::Mlp(layer) => self.mlp[layer].as_ref(),
             Columns::SharedExpert => self.shared_expert.as_ref(),
             Columns::Expert => self.expert.as_ref(),
@@ -186,12 +187,15 @@ impl Sharing {
 
     /// Gives the recurrence of a configuration the sizes of this rank's part.
     fn set_recurrence(&self, config: &mut DecoderConfig) {
-        let [inputs, outputs, heads] =
-            [Columns::RecurrentInput, Columns::RecurrentOutput, Columns::RecurrentHeads].map(|c| self.num_own(c));
+        let [inputs, outputs] =
+            [Columns::RecurrentInput, Columns::RecurrentOutput].map(|columns| self.num_own(columns));
+        if let Some(convolution) = &mut config.short_convolution {
+            convolution.num_channels = outputs;
+        }
         if let Some(shape) = &mut config.delta_net {
             // Inputs are queries and keys, of the same size, and as many values as there are outputs.
             shape.num_key_heads = (inputs - outputs) / (2 * shape.key_size);
-            shape.num_value_heads = heads;
+            shape.num_value_heads = self.num_own(Columns::RecurrentHeads);
         }
     }
 }
@@ -229,13 +233,26 @@ fn cut_of_heads(config: &DecoderConfig, num_ranks: usize) -> Result<Cut, Error> 
 /// Divides the layers with a recurrence, if the model has any.
 fn recurrence(blueprint: &Blueprint, num_ranks: usize) -> Result<Option<Recurrence>, Error> {
     let Blueprint { config, delta_net: DeltaNetStorage { order, .. }, .. } = blueprint;
-    match config.delta_net.filter(|_| config.has_mixer(Mixer::DeltaNet)) {
-        Some(shape) => {
-            let divided = of_delta_net(shape, *order, num_ranks);
-            divided.map(Some).ok_or_else(|| too_many(config, num_ranks, "value heads", shape.num_value_heads))
-        }
-        None => Ok(None),
-    }
+    let checked = "checked with the configuration";
+    let (divided, what, count) =
+        match config.layers.iter().find(|layer| layer.has_recurrence()).map(|layer| layer.mixer) {
+            Some(Mixer::ShortConvolution) => {
+                let num_channels = config.short_convolution.expect(checked).num_channels;
+                (of_short_convolution(num_channels, num_ranks), "channels of a convolution", num_channels)
+            }
+            Some(Mixer::DeltaNet) => {
+                let shape = config.delta_net.expect(checked);
+                (of_delta_net(shape, *order, num_ranks), "value heads", shape.num_value_heads)
+            }
+            _ => return Ok(None),
+        };
+    divided.map(Some).ok_or_else(|| too_many(config, num_ranks, what, count))
+}
+
+/// Divides the channels of a short convolution. Its inputs are two gates and the input of each channel.
+fn of_short_convolution(num_channels: usize, num_ranks: usize) -> Option<Recurrence> {
+    let channels = Shares::from(Cut::in_rounded_groups(num_channels, num_ranks)?);
+    Some(Recurrence { inputs: channels.then(&channels).then(&channels), heads: None, outputs: channels })
 }
 
 /// Divides a delta net: a rank has whole key heads with all value heads that read them, or a part of the value heads of
@@ -253,13 +270,12 @@ fn of_delta_net(shape: DeltaNetShape, order: ValueHeadOrder, num_ranks: usize) -
     };
     let heads = Shares::new(num_value_heads, (0..num_ranks).map(values));
     let (keys, outputs) = (key_heads.times(key_size), heads.times(value_size));
-    Some(Recurrence { inputs: keys.then(&keys).then(&outputs), outputs, heads })
+    Some(Recurrence { inputs: keys.then(&keys).then(&outputs), outputs, heads: Some(heads) })
 }
 
 /// Refuses models with parts that ranks cannot share out.
 fn check(config: &DecoderConfig) -> Result<(), Error> {
     let refused = [
-        (config.has_mixer(Mixer::ShortConvolution), "short convolutions"),
         (config.has_mixer(Mixer::Mamba2), "Mamba-2 layers"),
         (config.qk_norm == Some(QkNorm::Row), "norms over the queries of all heads"),
         (config.experts.is_some() && config.dense_beside_experts, "a dense MLP beside experts"),

@@ -95,6 +95,8 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
         &["gemma4", "gemma4-unified"],
         // Delta nets. In GGUF files of Qwen 3.5, the value heads of a key head are not adjacent.
         &["qwen3-next", "qwen3-next.gguf", "qwen35", "qwen35.gguf", "qwen35-moe", "qwen35-moe.gguf"],
+        // Short convolutions.
+        &["lfm2", "lfm2.gguf", "lfm2-bias", "lfm2-moe", "lfm2-moe.gguf"],
     ];
     for family in families.concat() {
         for num_ranks in 2..=4 {
@@ -105,7 +107,7 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
     assert!(shared_out.iter().any(|name| name.starts_with("wide heads on 3")), "KV in every format, uneven shares");
     assert!(shared_out.iter().any(|name| name.starts_with("wide latents on 3")), "latents in every format");
     assert!(shared_out.contains(&"qwen35-text on 3 ranks".into()), "each rank has a key head of a delta net");
-    for part in ["short convolutions", "Mamba-2 layers", "norms over the queries of all heads"] {
+    for part in ["Mamba-2 layers", "norms over the queries of all heads"] {
         assert!(refused.iter().any(|reason| reason.contains(part)), "{part}: {refused:?}");
     }
 }
@@ -345,7 +347,7 @@ fn a_rank_that_is_lost_ends_the_step_with_its_reason() {
 
 #[test]
 fn sequences_in_a_batch_and_copies_are_the_same_on_every_rank() {
-    for name in ["qwen3", "deepseek3", "qwen3-next"] {
+    for name in ["qwen3", "deepseek3", "qwen3-next", "lfm2"] {
         let checkpoint = golden(name);
         let run = |num_ranks: usize| {
             let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
