@@ -8,8 +8,8 @@ use std::sync::Mutex;
 
 use pellucid_tensor::{
     Activation, Attend, Attention, Backend, BidirectionalAttention, DType, DeltaNet, Error, ExpertMlp, Extension,
-    GatedMlp, HostFloats, HostWeight, Input, KvLayer, Linear, Mamba2, Output, Pending, PlainMlp, Residual, Rope,
-    RoundedGroups, ShortConvolution, StoreKv, TableRows, Tensor,
+    GatedMlp, HostFloats, HostWeight, Input, KvLayer, Linear, Mamba2, Output, Pending, PlainMlp, Residual, RmsNorm,
+    Rope, RoundedGroups, ShortConvolution, StoreKv, TableRows, Tensor,
 };
 
 use crate::attention;
@@ -412,6 +412,16 @@ impl Backend for CpuBackend {
             for (x, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
                 norm::rms_norm(simd, x, weight, eps, out);
             }
+        }));
+        Ok(())
+    }
+
+    fn grouped_rms_norm(&self, x: &Tensor, norm: RmsNorm<'_>, group_len: usize, out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
+        assert!(norm.weight.len() == x.cols() && x.cols().is_multiple_of(group_len));
+        let (cols, x, weight) = (x.cols(), floats(x), floats(norm.weight));
+        with_simd!(self.level, simd => self.for_rows(out, |row, out| {
+            norm::grouped_rms_norm(simd, &x[row * cols..(row + 1) * cols], (weight, group_len), norm.eps, out);
         }));
         Ok(())
     }

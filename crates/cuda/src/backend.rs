@@ -116,7 +116,7 @@ impl Backend for CudaBackend {
             LayerInputs | LayerScales | DeltaNet | SigmoidGates | LatentAttention | Mamba2 => true,
             PlainExperts | SquaredRelu => true,
             // The step's slots and block tables are those of layers that attend to all positions.
-            SharedExperts | WindowBlocks => false,
+            SharedExperts | SharedMamba2 | WindowBlocks => false,
         }
     }
 

@@ -138,7 +138,8 @@ impl Gpu {
         assert_eq!((out.rows(), out.cols()), (num_rows, width));
         assert_eq!((call.time_step.rows(), call.time_step.cols()), (num_rows, num_heads));
         assert!([call.decay, call.time_bias, call.skip].iter().all(|heads| heads.len() == num_heads));
-        assert_eq!((call.norm.weight.len(), memory.cols()), (width, call.shape.state_len()));
+        let RmsNorm { weight, eps } = call.norm.expect("ranks do not share out Mamba-2 layers on GPUs");
+        assert_eq!((weight.len(), memory.cols()), (width, call.shape.state_len()));
         assert!(width.is_multiple_of(norm_size));
         self.check_taps(num_taps)?;
         self.check_matrix("a Mamba-2 layer", state_size, head_size)?;
@@ -163,7 +164,6 @@ impl Gpu {
             num_taps: num_taps as u32,
         };
         parameter.launch(&self.device, num_runs(call.sequences))?;
-        let RmsNorm { weight, eps } = call.norm;
         let operand = operand_of(out);
         let norm = Mamba2Norm {
             x: parameter.out,

@@ -100,7 +100,8 @@ pub(crate) struct Mamba2Weights {
     /// `[taps][channels]`, the oldest position first.
     pub(crate) taps: Tensor,
     pub(crate) bias: Option<Tensor>,
-    /// RMSNorm of the gated outputs, a weight for each of them.
+    /// RMSNorm of the gated outputs, a weight for each of them. If it spans the outputs of several ranks, it is whole
+    /// on each of them.
     pub(crate) norm: Tensor,
     pub(crate) output: Linear,
 }

@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm of one row. Sums run in sixteen lanes and end in a fixed tree, like dot products.
 
 use crate::math::sum_lanes;
-use crate::simd::vectorized;
+use crate::simd::{Simd, vectorized};
 
 /// The sum of `f(x)` over a row.
 #[inline(always)]
@@ -27,6 +27,20 @@ vectorized! {
         for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
             *out = x * factor * weight;
         }
+    }
+}
+
+/// [`rms_norm`] of each group of `group_len` values. The groups have weights of their own.
+pub(crate) fn grouped_rms_norm<S: Simd>(
+    simd: S,
+    x: &[f32],
+    (weight, group_len): (&[f32], usize),
+    eps: f32,
+    out: &mut [f32],
+) {
+    let groups = x.chunks_exact(group_len).zip(weight.chunks_exact(group_len));
+    for ((x, weight), out) in groups.zip(out.chunks_exact_mut(group_len)) {
+        rms_norm(simd, x, weight, eps, out);
     }
 }
 

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use pellucid_tensor::{Mamba2, Mamba2Shape, StateSave, StateSpan, Tensor};
+use pellucid_tensor::{Mamba2, Mamba2Shape, RmsNorm, StateSave, StateSpan, Tensor};
 
 use crate::math;
 use crate::memory::{floats, floats_mut};
@@ -69,8 +69,8 @@ fn check(call: &Mamba2<'_>, memory: &Tensor, out: &Tensor) {
     assert_eq!((out.rows(), out.cols()), (num_rows, width));
     assert_eq!((call.time_step.rows(), call.time_step.cols()), (num_rows, shape.num_heads));
     assert!([call.decay, call.time_bias, call.skip].iter().all(|heads| heads.len() == shape.num_heads));
-    assert_eq!((call.norm.weight.len(), memory.cols()), (width, shape.state_len()));
-    assert!(width.is_multiple_of(shape.norm_size));
+    assert_eq!(memory.cols(), shape.state_len());
+    assert!(call.norm.is_none_or(|norm| norm.weight.len() == width && width.is_multiple_of(shape.norm_size)));
     assert_eq!(call.states.len(), call.sequences.len(), "a state for each sequence");
 }
 
@@ -141,17 +141,18 @@ impl Layer<'_> {
         });
     }
 
-    /// Multiplies a row by its gate, and normalises it.
+    /// Multiplies a row by its gate, and normalises it if there is a norm.
     fn gate_and_norm(&self, row: usize, out: &mut [f32]) {
-        let (norm_size, weight) = (self.call.shape.norm_size, floats(self.call.norm.weight));
         let gate = &floats(self.call.gate)[row * out.len()..(row + 1) * out.len()];
         // SAFETY: only this task uses this row, and the recurrence has ended.
         let scanned = unsafe { self.scanned.part(row * out.len(), out.len()) };
         with_simd!(self.level, simd => {
             delta_net::gate(simd, gate, scanned);
-            let groups = scanned.chunks_exact(norm_size).zip(weight.chunks_exact(norm_size));
-            for ((scanned, weight), out) in groups.zip(out.chunks_exact_mut(norm_size)) {
-                norm::rms_norm(simd, scanned, weight, self.call.norm.eps, out);
+            match self.call.norm {
+                Some(RmsNorm { weight, eps }) => {
+                    norm::grouped_rms_norm(simd, scanned, (floats(weight), self.call.shape.norm_size), eps, out);
+                }
+                None => out.copy_from_slice(scanned),
             }
         });
     }

@@ -429,6 +429,7 @@ impl DecoderConfig {
             (Extension::PlainExperts, experts.is_some() && self.mlp == MlpKind::Plain),
             (Extension::SquaredRelu, self.activation == Activation::SquaredRelu),
             (Extension::SharedExperts, experts.is_some() && self.num_ranks > 1),
+            (Extension::SharedMamba2, self.has_mixer(Mixer::Mamba2) && self.num_ranks > 1),
             (Extension::SigmoidGates, self.attention_gate || experts.is_some_and(|experts| experts.shared_gate)),
         ];
         needs.into_iter().filter(|(_, is_needed)| *is_needed).map(|(extension, _)| extension)

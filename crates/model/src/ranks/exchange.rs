@@ -7,7 +7,7 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pellucid_tensor::{Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, RoundedGroups, Tensor};
+use pellucid_tensor::{Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, RmsNorm, RoundedGroups, Tensor};
 
 use super::sharing::{Columns, Sharing};
 
@@ -27,6 +27,8 @@ pub(crate) struct Ranks {
     pub(super) exchange: Exchange,
     /// Gathered rows, one tensor for each width.
     whole: Vec<Tensor>,
+    /// Norms of gathered rows, one tensor for each width.
+    normed: Vec<Tensor>,
     /// This rank's part of a product's rows, one tensor for each width.
     parts: Vec<Tensor>,
     /// Threads of the other ranks, if they are in the process of rank 0.
@@ -60,7 +62,7 @@ impl Ranks {
             values: Vec::new(),
             lens: Vec::new(),
         };
-        Ranks { exchange, whole: Vec::new(), parts: Vec::new(), followers: Vec::new() }
+        Ranks { exchange, whole: Vec::new(), normed: Vec::new(), parts: Vec::new(), followers: Vec::new() }
     }
 
     pub(crate) fn stats(&self) -> GatherStats {
@@ -72,12 +74,29 @@ impl Ranks {
         &mut self,
         backend: &dyn Backend,
         x: Input<'_>,
-        (linear, columns): (&Linear, Columns),
+        map: (&Linear, Columns),
         out: &mut Tensor,
     ) -> Result<(), Error> {
-        let part = of_width(&mut self.parts, backend, linear.weight.rows(), out.rows())?;
-        backend.linears(x, &mut [(linear, &mut *part)])?;
-        self.exchange.gather(backend, part, (columns, None), out)
+        self.exchange.linear(backend, x, map, (&mut self.parts, out))
+    }
+
+    /// Gathers rows of which each rank has some columns, normalises each group of `group_len` values, and applies a map
+    /// to the result like [`project`].
+    pub(crate) fn project_normed(
+        &mut self,
+        backend: &dyn Backend,
+        (x, columns): (&Tensor, Columns),
+        (norm, group_len): (RmsNorm<'_>, usize),
+        map: &Linear,
+        out: Output<'_>,
+    ) -> Result<(), Error> {
+        let Ranks { exchange, whole, normed, parts, .. } = self;
+        let whole = of_width(whole, backend, map.weight.cols(), x.rows())?;
+        let normed = of_width(normed, backend, map.weight.cols(), x.rows())?;
+        // The norm reads values that are not rounded.
+        exchange.gather(backend, x, (columns, None), whole)?;
+        backend.grouped_rms_norm(whole, norm, group_len, normed)?;
+        exchange.linear(backend, Input::Rows(normed), (map, Columns::Hidden), (parts, out.rows()))
     }
 
     /// Writes the weighted sums of selected experts: [`Backend::expert_mlp`], with a gather after each half.
@@ -111,14 +130,10 @@ pub(crate) fn project(
     map: &Linear,
     out: Output<'_>,
 ) -> Result<(), Error> {
-    let Some(ranks) = ranks else { return backend.linear_to(x, map, out) };
-    let mut whole = std::mem::take(&mut ranks.whole);
-    let outcome = of_width(&mut whole, backend, map.weight.cols(), x.rows()).and_then(|rows| {
-        ranks.exchange.gather(backend, x, (columns, backend.input_rounding(map)), rows)?;
-        ranks.linear(backend, Input::Rows(rows), (map, Columns::Hidden), out.rows())
-    });
-    ranks.whole = whole;
-    outcome
+    let Some(Ranks { exchange, whole, parts, .. }) = ranks else { return backend.linear_to(x, map, out) };
+    let rows = of_width(whole, backend, map.weight.cols(), x.rows())?;
+    exchange.gather(backend, x, (columns, backend.input_rounding(map)), rows)?;
+    exchange.linear(backend, Input::Rows(rows), (map, Columns::Hidden), (parts, out.rows()))
 }
 
 /// Returns how the last maps of experts round their inputs; `None` if they do not all do it alike.
@@ -147,6 +162,19 @@ fn of_width<'a>(
 }
 
 impl Exchange {
+    /// Computes this rank's columns of a product in a tensor of `parts`, and gathers those of all ranks into `out`.
+    fn linear(
+        &mut self,
+        backend: &dyn Backend,
+        x: Input<'_>,
+        (linear, columns): (&Linear, Columns),
+        (parts, out): (&mut Vec<Tensor>, &mut Tensor),
+    ) -> Result<(), Error> {
+        let part = of_width(parts, backend, linear.weight.rows(), out.rows())?;
+        backend.linears(x, &mut [(linear, &mut *part)])?;
+        self.gather(backend, part, (columns, None), out)
+    }
+
     /// Joins the columns that each rank has of the same rows. With `rounding`, `whole` is for a product that rounds its
     /// inputs: it gets values that are rounded alike.
     fn gather(

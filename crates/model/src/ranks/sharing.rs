@@ -1,17 +1,18 @@
 //! [`Sharing`]: which rows of each weight a rank has, and the configuration of its part of the model.
 //!
-//! Query heads are shared out with the KV heads that they read; the columns of an MLP, of every expert and of the
-//! residual stream, and the vocabulary, in equal parts. Norms, routers and the embedding table are whole on every rank:
-//! they are small, or only read row by row.
+//! Query heads are shared out with the KV heads that they read, and heads or channels of a recurrence with their part
+//! of its states. The vocabulary and the columns of an MLP, of every expert and of the residual stream are shared out
+//! in equal parts. Norms, routers, maps to latents and the embedding table are whole on every rank: they are small, or
+//! only read row by row.
 
 use std::ops::Range;
 
-use pellucid_tensor::{DeltaNetShape, ValueHeadOrder};
+use pellucid_tensor::{DeltaNetShape, Mamba2Shape, ValueHeadOrder};
 
 use super::cut::Cut;
 use super::shares::{Shares, WeightRows};
 use crate::architectures::Blueprint;
-use crate::config::{Experts, KeyHeads, LayerConfig, Mixer, MlpKind, QkNorm};
+use crate::config::{Experts, KeyHeads, LayerConfig, Mamba2Config, Mixer, MlpKind, QkNorm};
 use crate::loader::delta_net::DeltaNetStorage;
 use crate::{DecoderConfig, Error};
 
@@ -138,6 +139,14 @@ impl Sharing {
         WeightRows { total: shares.total(), own: shares.of(self.rank).to_vec() }
     }
 
+    /// Returns the rows of the norm over the outputs of a Mamba-2 layer: those of this rank's outputs if every rank has
+    /// whole groups of `norm_size` outputs, which are normalised together; all rows otherwise, because outputs are then
+    /// gathered before the norm.
+    pub(crate) fn mamba2_norm_rows(&self, norm_size: usize) -> WeightRows {
+        let outputs = self.shares(Columns::RecurrentOutput);
+        if outputs.are_groups_of(norm_size) { self.rows_of(outputs) } else { WeightRows::from(outputs.total()) }
+    }
+
     /// Returns the query heads of this rank, in every layer with attention.
     pub(crate) fn heads(&self) -> Range<usize> {
         self.heads.range(self.rank)
@@ -197,6 +206,11 @@ impl Sharing {
             shape.num_key_heads = (inputs - outputs) / (2 * shape.key_size);
             shape.num_value_heads = self.num_own(Columns::RecurrentHeads);
         }
+        if let Some(Mamba2Config { shape, .. }) = &mut config.mamba2 {
+            // Inputs are those of the heads, as many as there are outputs, and B and C of each group.
+            shape.num_groups = (inputs - outputs) / (2 * shape.state_size);
+            shape.num_heads = self.num_own(Columns::RecurrentHeads);
+        }
     }
 }
 
@@ -234,18 +248,22 @@ fn cut_of_heads(config: &DecoderConfig, num_ranks: usize) -> Result<Cut, Error> 
 fn recurrence(blueprint: &Blueprint, num_ranks: usize) -> Result<Option<Recurrence>, Error> {
     let Blueprint { config, delta_net: DeltaNetStorage { order, .. }, .. } = blueprint;
     let checked = "checked with the configuration";
-    let (divided, what, count) =
-        match config.layers.iter().find(|layer| layer.has_recurrence()).map(|layer| layer.mixer) {
-            Some(Mixer::ShortConvolution) => {
-                let num_channels = config.short_convolution.expect(checked).num_channels;
-                (of_short_convolution(num_channels, num_ranks), "channels of a convolution", num_channels)
-            }
-            Some(Mixer::DeltaNet) => {
-                let shape = config.delta_net.expect(checked);
-                (of_delta_net(shape, *order, num_ranks), "value heads", shape.num_value_heads)
-            }
-            _ => return Ok(None),
-        };
+    let Some(layer) = config.layers.iter().find(|layer| layer.has_recurrence()) else { return Ok(None) };
+    let (divided, what, count) = match layer.mixer {
+        Mixer::ShortConvolution => {
+            let num_channels = config.short_convolution.expect(checked).num_channels;
+            (of_short_convolution(num_channels, num_ranks), "channels of a convolution", num_channels)
+        }
+        Mixer::DeltaNet => {
+            let shape = config.delta_net.expect(checked);
+            (of_delta_net(shape, *order, num_ranks), "value heads", shape.num_value_heads)
+        }
+        Mixer::Mamba2 => {
+            let shape = config.mamba2.expect(checked).shape;
+            (of_mamba2(shape, num_ranks), "Mamba-2 heads", shape.num_heads)
+        }
+        Mixer::Attention | Mixer::None => unreachable!("the layer has a recurrence"),
+    };
     divided.map(Some).ok_or_else(|| too_many(config, num_ranks, what, count))
 }
 
@@ -273,10 +291,21 @@ fn of_delta_net(shape: DeltaNetShape, order: ValueHeadOrder, num_ranks: usize) -
     Some(Recurrence { inputs: keys.then(&keys).then(&outputs), outputs, heads: Some(heads) })
 }
 
+/// Divides a Mamba-2 layer: a rank has whole groups of heads, or some heads of one group. Ranks with heads of one group
+/// all compute its B and C.
+fn of_mamba2(shape: Mamba2Shape, num_ranks: usize) -> Option<Recurrence> {
+    let Mamba2Shape { num_heads, head_size, num_groups, state_size, .. } = shape;
+    let per_group = num_heads / num_groups;
+    let cut = Cut::groups(num_groups, per_group, 1, num_ranks)?;
+    let groups = Shares::new(num_groups, (0..num_ranks).map(|rank| vec![groups_of(&cut.range(rank), per_group)]));
+    let (heads, group_values) = (Shares::from(cut), groups.times(state_size));
+    let outputs = heads.times(head_size);
+    Some(Recurrence { inputs: outputs.then(&group_values).then(&group_values), outputs, heads: Some(heads) })
+}
+
 /// Refuses models with parts that ranks cannot share out.
 fn check(config: &DecoderConfig) -> Result<(), Error> {
     let refused = [
-        (config.has_mixer(Mixer::Mamba2), "Mamba-2 layers"),
         (config.qk_norm == Some(QkNorm::Row), "norms over the queries of all heads"),
         (config.experts.is_some() && config.dense_beside_experts, "a dense MLP beside experts"),
         (config.experts.is_some() && config.mlp == MlpKind::Plain, "experts without gates"),

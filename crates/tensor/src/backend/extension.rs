@@ -38,6 +38,9 @@ pub enum Extension {
     /// [`Backend::expert_gates`](crate::Backend::expert_gates) and
     /// [`Backend::expert_sums`](crate::Backend::expert_sums).
     SharedExperts,
+    /// [`Mamba2::norm`](crate::Mamba2::norm) may be `None`, and
+    /// [`Backend::grouped_rms_norm`](crate::Backend::grouped_rms_norm).
+    SharedMamba2,
 }
 
 impl Extension {
@@ -60,6 +63,7 @@ impl Extension {
             Extension::SquaredRelu => "squared ReLU",
             Extension::WindowBlocks => "KV blocks of layers with windows",
             Extension::SharedExperts => "experts that ranks share out",
+            Extension::SharedMamba2 => "Mamba-2 layers that ranks share out",
         }
     }
 }

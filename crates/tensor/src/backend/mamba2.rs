@@ -65,8 +65,9 @@ pub struct Mamba2<'a> {
     pub time_limits: [f32; 2],
     /// Factor of each head's inputs in its outputs.
     pub skip: &'a Tensor,
-    /// RMSNorm of the gated outputs, with a weight for each of them.
-    pub norm: RmsNorm<'a>,
+    /// RMSNorm of the gated outputs, with a weight for each of them. `None` if they are gathered from several ranks
+    /// first ([`crate::Extension::SharedMamba2`]).
+    pub norm: Option<RmsNorm<'a>>,
     pub sequences: &'a [SequenceSpan],
     /// One for each sequence.
     pub states: &'a [StateSpan],

@@ -237,6 +237,12 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each group of `weight.len()` values: a row, or a head.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
+    /// RMSNorm of each group of `group_len` values, as [`Backend::mamba2`] computes it of its outputs: a row of `weight`
+    /// has the weights of all groups. Needs [`Extension::SharedMamba2`].
+    fn grouped_rms_norm(&self, x: &Tensor, norm: RmsNorm<'_>, group_len: usize, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (x, norm, group_len, out);
+        unreachable!("`supports` says that ranks cannot share out Mamba-2 layers")
+    }
     /// `out = (x - mean) / sqrt(var + eps) * weight + bias`
     fn layer_norm(&self, x: &Tensor, weight: &Tensor, bias: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
     /// `x += y`
@@ -477,6 +483,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     /// y  = C^T S + skip * x
     /// out = rms_norm(y * silu(gate)) over each `norm_size` outputs
     /// ```
+    ///
+    /// Without a norm, `out = y * silu(gate)`.
     ///
     /// A row of `memory` is a state, as [`Mamba2Shape::state_len`] describes it.
     fn mamba2(&self, call: Mamba2<'_>, memory: &mut Tensor, out: &mut Tensor) -> Result<(), Error> {

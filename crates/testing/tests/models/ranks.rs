@@ -97,6 +97,8 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
         &["qwen3-next", "qwen3-next.gguf", "qwen35", "qwen35.gguf", "qwen35-moe", "qwen35-moe.gguf"],
         // Short convolutions.
         &["lfm2", "lfm2.gguf", "lfm2-bias", "lfm2-moe", "lfm2-moe.gguf"],
+        // Mamba-2. Norms span the outputs of all heads, or of one of two groups.
+        &["granite-hybrid", "granite-hybrid.gguf", "granite-hybrid-groups", "nemotron-h", "nemotron-h.gguf"],
     ];
     for family in families.concat() {
         for num_ranks in 2..=4 {
@@ -107,7 +109,8 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
     assert!(shared_out.iter().any(|name| name.starts_with("wide heads on 3")), "KV in every format, uneven shares");
     assert!(shared_out.iter().any(|name| name.starts_with("wide latents on 3")), "latents in every format");
     assert!(shared_out.contains(&"qwen35-text on 3 ranks".into()), "each rank has a key head of a delta net");
-    for part in ["Mamba-2 layers", "norms over the queries of all heads"] {
+    assert!(shared_out.contains(&"granite-hybrid-moe on 2 ranks".into()), "each rank has one of two heads");
+    for part in ["experts without gates", "norms over the queries of all heads"] {
         assert!(refused.iter().any(|reason| reason.contains(part)), "{part}: {refused:?}");
     }
 }
@@ -115,7 +118,15 @@ fn every_number_of_ranks_gives_the_bits_of_one() {
 #[test]
 fn every_instruction_set_and_format_gives_the_bits_of_one_rank() {
     let prompt: Vec<u32> = (0..40).map(|i| (i * i * 7 + i * 3) % 96).collect();
-    let names = ["llama-3.2-1b", "smollm2-135m", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite", "qwen3.5-9b"];
+    let names = [
+        "llama-3.2-1b",
+        "smollm2-135m",
+        "qwen3-30b-a3b",
+        "gpt-oss-20b",
+        "deepseek-v2-lite",
+        "qwen3.5-9b",
+        "granite-4.0-h-tiny",
+    ];
     for name in names {
         let model = SyntheticModel::named(name).expect("a known model").miniature();
         // Every format on every instruction set would take long: one model has both.
@@ -347,7 +358,7 @@ fn a_rank_that_is_lost_ends_the_step_with_its_reason() {
 
 #[test]
 fn sequences_in_a_batch_and_copies_are_the_same_on_every_rank() {
-    for name in ["qwen3", "deepseek3", "qwen3-next", "lfm2"] {
+    for name in ["qwen3", "deepseek3", "qwen3-next", "lfm2", "granite-hybrid"] {
         let checkpoint = golden(name);
         let run = |num_ranks: usize| {
             let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);

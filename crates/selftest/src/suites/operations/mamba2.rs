@@ -55,7 +55,7 @@ impl Mamba2Data {
         let bias = self.bias.as_ref().map(|bias| harness.vector(bias));
         let [decay, time_bias, skip, norm] =
             [&self.decay, &self.time_bias, &self.skip, &self.norm].map(|values| harness.vector(values));
-        let run = |call: &Call<'_>, memory: &mut Tensor| {
+        let run = |call: &Call<'_>, memory: &mut Tensor, norm: Option<RmsNorm<'_>>| {
             let part = |values: &[f32]| {
                 let cols = values.len() / LEN;
                 harness.activation(&values[call.rows.start * cols..call.rows.end * cols], cols)
@@ -72,16 +72,29 @@ impl Mamba2Data {
                 time_bias: &time_bias,
                 time_limits: TIME_LIMITS,
                 skip: &skip,
-                norm: RmsNorm { weight: &norm, eps: NORM_EPS },
+                norm,
                 sequences: call.sequences,
                 states: call.states,
                 saves: call.saves,
             };
             harness.backend.mamba2(layer, memory, &mut out).expect("a Mamba-2 layer");
+            out
+        };
+        let norm = RmsNorm { weight: &norm, eps: NORM_EPS };
+        let what = format!("Mamba-2 layer of {}x{} values", shape.state_size, shape.head_size);
+        let expected = self.expected();
+        let whole = |call: &Call<'_>, memory: &mut Tensor| harness.read(&run(call, memory, Some(norm)));
+        in_chunks(harness, &what, (shape.state_len(), &expected), &whole);
+        if !harness.backend.supports(Extension::SharedMamba2) {
+            return;
+        }
+        let in_two = |call: &Call<'_>, memory: &mut Tensor| {
+            let gated = run(call, memory, None);
+            let mut out = harness.zeros(call.rows.len(), shape.output_size());
+            harness.backend.grouped_rms_norm(&gated, norm, shape.norm_size, &mut out).expect("a norm");
             harness.read(&out)
         };
-        let what = format!("Mamba-2 layer of {}x{} values", shape.state_size, shape.head_size);
-        in_chunks(harness, &what, (shape.state_len(), &self.expected()), &run);
+        in_chunks(harness, &format!("{what}, normalised apart"), (shape.state_len(), &expected), &in_two);
     }
 
     /// Returns each value of the output, and its bound.
