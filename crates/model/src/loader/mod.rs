@@ -173,7 +173,7 @@ impl Loader<'_> {
         let Blueprint { config, names, .. } = self.blueprint;
         let (hidden, sharing) = (config.hidden_size, self.sharing);
         let queries = sharing.head_rows(config.key_heads(layer).head_size);
-        let keys = sharing.key_rows(config, layer);
+        let keys = sharing.rows(Columns::Keys(layer));
         let LayerConfig { kv_from, keys_as_values, .. } = config.layer(layer);
         let norms = config.qk_norm_sizes(layer);
         let key_norm = norms.map(|norms| norms.1).filter(|_| kv_from.is_none());

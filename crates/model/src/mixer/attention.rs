@@ -2,11 +2,11 @@
 //! layer may read the keys and values of another; then it has queries alone. A rank has its own heads; its part of the
 //! output is joined with those of other ranks in the last projection.
 
-use pellucid_tensor::{Attend, Attention, Backend, Error, KvLayer, Rope, StoreKv, Tensor, Values};
+use pellucid_tensor::{Attend, Attention, Backend, Error, KvLayer, RmsNorm, Rope, StoreKv, Tensor, Values};
 
 use crate::activations::{Activations, AttentionActivations, Entry, output};
 use crate::config::Positions;
-use crate::ranks::{Columns, project};
+use crate::ranks::{Columns, Ranks, project};
 use crate::weights::{AttentionWeights, Norm};
 use crate::{Batch, DecoderConfig, KvMemory};
 
@@ -49,7 +49,7 @@ pub(crate) fn forward(
         }
         (None, _) => backend.linears(input, &mut [(&weights.query, &mut rows.queries)])?,
     }
-    normalise_heads(backend, config, weights, rows)?;
+    normalise_heads(backend, config, (kv.index, weights), a.ranks.as_deref_mut(), rows)?;
     if let Some(taps) = &mut a.taps {
         taps.before_attention(backend, kv.index, [&a.residual.hidden, &rows.queries, &rows.keys])?;
     }
@@ -101,7 +101,7 @@ pub(crate) fn store(
     let input = entry.input(config, &mut a.residual, &mut a.normed);
     backend.linears(input, &mut [(key, &mut rows.keys), (value, &mut rows.values)])?;
     if let Some(norm) = &weights.key_norm {
-        normalise(backend, config, norm, &mut rows.keys, &mut rows.spare_keys)?;
+        normalise(backend, config, (norm, None), &mut rows.keys, &mut rows.spare_keys)?;
     }
     if let (Positions::Rope { style, .. }, Some(table)) = (&config.positions, config.layer(index).rope) {
         let rope = Rope { angles: &a.angles[table], head_size: shape.head_size, style: *style };
@@ -116,34 +116,44 @@ pub(crate) fn store(
 fn normalise_heads(
     backend: &dyn Backend,
     config: &DecoderConfig,
-    weights: &AttentionWeights,
+    (layer, weights): (usize, &AttentionWeights),
+    mut ranks: Option<&mut Ranks>,
     rows: &mut AttentionActivations,
 ) -> Result<(), Error> {
     let AttentionActivations { queries, keys, spare_keys, values, attended } = rows;
     match &weights.value_norm {
-        Some(norm) if weights.value.is_some() => normalise(backend, config, norm, values, spare_keys)?,
+        Some(norm) if weights.value.is_some() => normalise(backend, config, (norm, None), values, spare_keys)?,
         Some(norm) => backend.rms_norm(keys, &norm.weight, config.norm_eps, values)?,
         None => {}
     }
     if let Some(norm) = &weights.query_norm {
         // `attended` has the queries' width and is free until attention has run.
-        normalise(backend, config, norm, queries, attended)?;
+        let of_all = ranks.as_deref_mut().map(|ranks| (ranks, Columns::Attended(layer)));
+        normalise(backend, config, (norm, of_all), queries, attended)?;
     }
     match &weights.key_norm {
-        Some(norm) => normalise(backend, config, norm, keys, spare_keys),
+        Some(norm) => {
+            let of_all = ranks.map(|ranks| (ranks, Columns::Keys(layer)));
+            normalise(backend, config, (norm, of_all), keys, spare_keys)
+        }
         None => Ok(()),
     }
 }
 
-/// Applies RMSNorm to each head, or to each row if the norm has its length. `spare` holds the old values afterwards.
+/// Applies RMSNorm to each head, or to each row if the norm has its length: to the columns of all ranks if it is longer
+/// than those of this one. `spare` holds the old values afterwards.
 fn normalise(
     backend: &dyn Backend,
     config: &DecoderConfig,
-    norm: &Norm,
+    (norm, of_all): (&Norm, Option<(&mut Ranks, Columns)>),
     x: &mut Tensor,
     spare: &mut Tensor,
 ) -> Result<(), Error> {
-    backend.rms_norm(x, &norm.weight, config.norm_eps, spare)?;
+    let (weight, eps) = (&norm.weight, config.norm_eps);
+    match of_all.filter(|_| weight.len() > x.cols()) {
+        Some((ranks, columns)) => ranks.rms_norm(backend, (x, columns), RmsNorm { weight, eps }, spare)?,
+        None => backend.rms_norm(x, weight, eps, spare)?,
+    }
     std::mem::swap(x, spare);
     Ok(())
 }

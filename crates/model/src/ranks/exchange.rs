@@ -99,6 +99,23 @@ impl Ranks {
         exchange.linear(backend, Input::Rows(normed), (map, Columns::Hidden), (parts, out.rows()))
     }
 
+    /// Normalises rows of which each rank has some columns, over the columns of all ranks. Writes those of this rank to
+    /// `out`.
+    pub(crate) fn rms_norm(
+        &mut self,
+        backend: &dyn Backend,
+        (x, columns): (&Tensor, Columns),
+        RmsNorm { weight, eps }: RmsNorm<'_>,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let Ranks { exchange, whole, normed, .. } = self;
+        let whole = of_width(whole, backend, weight.len(), x.rows())?;
+        let normed = of_width(normed, backend, weight.len(), x.rows())?;
+        exchange.gather(backend, x, (columns, None), whole)?;
+        backend.rms_norm(whole, weight, eps, normed)?;
+        exchange.select(backend, normed, columns, out)
+    }
+
     /// Writes the weighted sums of selected experts: [`Backend::expert_mlp`], with a gather after each half.
     pub(crate) fn expert_mlp(
         &mut self,
@@ -173,6 +190,25 @@ impl Exchange {
         let part = of_width(parts, backend, linear.weight.rows(), out.rows())?;
         backend.linears(x, &mut [(linear, &mut *part)])?;
         self.gather(backend, part, (columns, None), out)
+    }
+
+    /// Copies this rank's columns of whole rows.
+    fn select(
+        &mut self,
+        backend: &dyn Backend,
+        whole: &Tensor,
+        columns: Columns,
+        part: &mut Tensor,
+    ) -> Result<(), Error> {
+        let Exchange { sharing, values, .. } = self;
+        let own = sharing.shares(columns).of(sharing.rank());
+        values.resize(values.len().max(whole.len() + part.len()), 0.0);
+        let (all, rest) = values.split_at_mut(whole.len());
+        backend.read(whole, all)?;
+        let selected = all.chunks_exact(whole.cols()).flat_map(|row| own.iter().flat_map(|range| &row[range.clone()]));
+        let part_values = &mut rest[..part.len()];
+        part_values.iter_mut().zip(selected).for_each(|(to, from)| *to = *from);
+        backend.write(part_values, part)
     }
 
     /// Joins the columns that each rank has of the same rows. With `rounding`, `whole` is for a product that rounds its

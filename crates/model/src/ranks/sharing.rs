@@ -12,7 +12,7 @@ use pellucid_tensor::{DeltaNetShape, Mamba2Shape, ValueHeadOrder};
 use super::cut::Cut;
 use super::shares::{Shares, WeightRows};
 use crate::architectures::Blueprint;
-use crate::config::{Experts, KeyHeads, LayerConfig, Mamba2Config, Mixer, MlpKind, QkNorm};
+use crate::config::{Experts, KeyHeads, LayerConfig, Mamba2Config, Mixer, MlpKind};
 use crate::loader::delta_net::DeltaNetStorage;
 use crate::{DecoderConfig, Error};
 
@@ -21,6 +21,8 @@ use crate::{DecoderConfig, Error};
 pub(crate) enum Columns {
     /// The output of attention in a layer, by query heads. With latent attention, their values.
     Attended(usize),
+    /// The keys, and the values, of the KV heads that this rank's query heads read.
+    Keys(usize),
     /// The inputs and outputs of a recurrence, and its heads with a time step each.
     RecurrentInput,
     RecurrentOutput,
@@ -44,6 +46,7 @@ pub(crate) struct Sharing {
     heads: Cut,
     /// For each layer; `None` for one without attention.
     attended: Vec<Option<Shares>>,
+    keys: Vec<Option<Shares>>,
     recurrence: Option<Recurrence>,
     /// For each layer; `None` for one without a dense MLP.
     mlp: Vec<Option<Shares>>,
@@ -80,6 +83,12 @@ impl Sharing {
             let size = config.latent_attention.map_or(config.key_heads(index).head_size, |latent| latent.value_size);
             (layer.mixer == Mixer::Attention).then(|| Shares::from(heads).times(size))
         };
+        let keys = |(index, layer): (usize, LayerConfig)| {
+            let KeyHeads { num_kv_heads, head_size } = config.key_heads(index);
+            let of_rank = |rank| vec![groups_of(&heads.range(rank), config.num_heads / num_kv_heads)];
+            let kv_heads = || Shares::new(num_kv_heads, (0..num_ranks).map(of_rank));
+            (layer.mixer == Mixer::Attention).then(|| kv_heads().times(head_size))
+        };
         let mlp = |(index, layer): (usize, LayerConfig)| {
             let has_dense = layer.has_mlp && (!layer.experts || config.dense_beside_experts);
             has_dense.then(|| rounded("columns of an MLP", config.mlp_size_of(index))).transpose()
@@ -91,6 +100,7 @@ impl Sharing {
             num_ranks,
             heads,
             attended: layers().map(attended).collect(),
+            keys: layers().map(keys).collect(),
             recurrence: recurrence(blueprint, num_ranks)?,
             mlp: layers().map(mlp).collect::<Result<_, _>>()?,
             expert: experts.map(|experts| rounded("columns of an expert", experts.mlp_size)).transpose()?,
@@ -113,6 +123,7 @@ impl Sharing {
         let recurrence = self.recurrence.as_ref();
         let shares = match columns {
             Columns::Attended(layer) => self.attended[layer].as_ref(),
+            Columns::Keys(layer) => self.keys[layer].as_ref(),
             Columns::RecurrentInput => recurrence.map(|recurrence| &recurrence.inputs),
             Columns::RecurrentOutput => recurrence.map(|recurrence| &recurrence.outputs),
             Columns::RecurrentHeads => recurrence.and_then(|recurrence| recurrence.heads.as_ref()),
@@ -157,17 +168,6 @@ impl Sharing {
         self.rows_of(&Shares::from(self.heads).times(size))
     }
 
-    /// Returns the rows of the maps to keys and to values: those of the KV heads that this rank's query heads read.
-    pub(crate) fn key_rows(&self, config: &DecoderConfig, layer: usize) -> WeightRows {
-        let KeyHeads { num_kv_heads, head_size } = config.key_heads(layer);
-        let heads = self.kv_heads(config, layer);
-        WeightRows::new(num_kv_heads * head_size, heads.start * head_size..heads.end * head_size)
-    }
-
-    fn kv_heads(&self, config: &DecoderConfig, layer: usize) -> Range<usize> {
-        groups_of(&self.heads(), config.num_heads / config.key_heads(layer).num_kv_heads)
-    }
-
     /// Returns the configuration of this rank's part of the model. Vocabulary and residual stream are those of the
     /// whole.
     pub(crate) fn of_rank(&self, whole: &DecoderConfig) -> DecoderConfig {
@@ -179,7 +179,8 @@ impl Sharing {
         for (index, layer) in config.layers.iter_mut().enumerate() {
             if layer.mixer == Mixer::Attention {
                 let KeyHeads { head_size, .. } = whole.key_heads(index);
-                layer.heads = Some(KeyHeads { num_kv_heads: self.kv_heads(whole, index).len(), head_size });
+                layer.heads =
+                    Some(KeyHeads { num_kv_heads: self.num_own(Columns::Keys(index)) / head_size, head_size });
             }
             layer.mlp_size = self.mlp[index].as_ref().map(|_| self.num_own(Columns::Mlp(index)));
         }
@@ -306,7 +307,6 @@ fn of_mamba2(shape: Mamba2Shape, num_ranks: usize) -> Option<Recurrence> {
 /// Refuses models with parts that ranks cannot share out.
 fn check(config: &DecoderConfig) -> Result<(), Error> {
     let refused = [
-        (config.qk_norm == Some(QkNorm::Row), "norms over the queries of all heads"),
         (config.experts.is_some() && config.dense_beside_experts, "a dense MLP beside experts"),
         (config.experts.is_some() && config.mlp == MlpKind::Plain, "experts without gates"),
         (config.expert_input_size.is_some(), "experts that read a projection"),
