@@ -135,17 +135,24 @@ fn dense_and_experts(
     entry: Entry<'_>,
     a: &mut Activations,
 ) -> Result<(), Error> {
-    let rows = a.mlp.of_mut(index);
-    let call = GatedMlpCall {
-        mlp: &weights.dense,
-        activation: config.activation,
-        norm: entry.norm(config),
-        normed: &mut a.normed,
-        gate: &mut rows.gate,
-        up: &mut rows.up,
-        adds_to_stream: false,
-    };
-    backend.gated_mlp(call, &mut a.residual)?;
+    let (rows, mlp) = (a.mlp.of_mut(index), &weights.dense);
+    if a.ranks.is_some() {
+        let input = entry.input(config, &mut a.residual, &mut a.normed);
+        backend.gated(input, [(&mlp.gate, &mut rows.gate), (&mlp.up, &mut rows.up)], config.activation)?;
+        let gated = (&rows.gate, Columns::Mlp(index));
+        project(backend, a.ranks.as_deref_mut(), gated, &mlp.down, Output::Rows(&mut a.residual.update))?;
+    } else {
+        let call = GatedMlpCall {
+            mlp,
+            activation: config.activation,
+            norm: entry.norm(config),
+            normed: &mut a.normed,
+            gate: &mut rows.gate,
+            up: &mut rows.up,
+            adds_to_stream: false,
+        };
+        backend.gated_mlp(call, &mut a.residual)?;
+    }
     let eps = config.norm_eps;
     backend.rms_norm(&a.residual.update, &weights.dense_output_norm.weight, eps, &mut a.shared_output)?;
 
@@ -162,7 +169,11 @@ fn dense_and_experts(
         experts: &weights.experts,
         activation: config.activation,
     };
-    backend.expert_mlp(mlp, Output::Rows(&mut a.expert_output))?;
+    let out = Output::Rows(&mut a.expert_output);
+    match a.ranks.as_deref_mut() {
+        None => backend.expert_mlp(mlp, out)?,
+        Some(ranks) => ranks.expert_mlp(backend, &mlp, out)?,
+    }
     let update = &mut a.residual.update;
     backend.rms_norm(&a.expert_output, &weights.expert_output_norm.weight, eps, update)?;
     backend.add(&a.shared_output, update)

@@ -307,7 +307,6 @@ fn of_mamba2(shape: Mamba2Shape, num_ranks: usize) -> Option<Recurrence> {
 /// Refuses models with parts that ranks cannot share out.
 fn check(config: &DecoderConfig) -> Result<(), Error> {
     let refused = [
-        (config.experts.is_some() && config.dense_beside_experts, "a dense MLP beside experts"),
         (config.experts.is_some() && config.mlp == MlpKind::Plain, "experts without gates"),
         (config.expert_input_size.is_some(), "experts that read a projection"),
         (config.predictor.is_some(), "a layer that predicts further tokens (--speculate mtp)"),
