@@ -27,7 +27,10 @@ fn engine_on_ranks(path: &Path, num_ranks: usize, options: EngineOptions) -> Eng
 
 #[test]
 fn replies_have_the_bits_of_one_rank_cached_preempted_and_forked() {
-    for (name, num_ranks) in [("llama3", 2), ("qwen3-moe", 3), ("gpt-oss", 4)] {
+    let models = [("llama3", 2), ("qwen3-moe", 3), ("gpt-oss", 4), ("deepseek3", 3)];
+    // Recurrent states are saved at edges of blocks, found by the prefix cache, and copied to forks.
+    let recurrent = [("qwen3-next", 3), ("lfm2", 2), ("granite-hybrid", 4)];
+    for (name, num_ranks) in models.into_iter().chain(recurrent) {
         let path = goldens_folder().join(name);
         // Some requests have several choices: their sequences fork, and blocks are copied when one of them writes.
         let requests: Vec<Request> = (prompts(16, 90).into_iter().enumerate())
@@ -53,7 +56,9 @@ fn replies_have_the_bits_of_one_rank_cached_preempted_and_forked() {
                 }
             }
             let stats = engine.stats();
-            assert!(stats.cached_tokens > 0, "{name}: the second round uses the prefix cache");
+            // With little memory, few snapshots of recurrent states stay in the cache.
+            let is_recurrent = recurrent.contains(&(name, num_ranks));
+            assert!(i == 1 && is_recurrent || stats.cached_tokens > 0, "{name}: a round uses the prefix cache");
             assert!(i != 1 || stats.preemptions > 0, "{name}: little memory causes preemptions");
         }
     }

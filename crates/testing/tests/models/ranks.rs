@@ -9,7 +9,7 @@ use pellucid_cpu::Isa;
 use pellucid_model::{
     BLOCK_LEN, Decoder, Error, GroupMember, KvMemory, LoadOptions, Model, QuantScheme, RankIdentity, SyntheticModel,
 };
-use pellucid_selftest::{Runner, TestSequence, goldens};
+use pellucid_selftest::{Runner, TestSequence, goldens, goldens_folder};
 use pellucid_tensor::{Backend, Communicator, DType, Error as DeviceError, Patience};
 use pellucid_testing::{InvarianceCase, cpu, invariance_cases};
 
@@ -180,6 +180,31 @@ fn rows_that_a_product_rounds_are_gathered_rounded() {
     check(bytes("q4_k_m", 3), 4 * queries, rounded(mlp, 256));
 }
 
+#[test]
+fn a_rank_stores_its_own_heads_alone() {
+    // Bytes of keys and values of a token, and of recurrent states, on one rank and on the first of two.
+    let bytes = |checkpoint: &Checkpoint| {
+        [1, 2].map(|num_ranks| {
+            let members = GroupMember::of(checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
+            let model = load(members).expect("a model for two ranks");
+            (model.config().kv_bytes_per_token(4), model.config().state_bytes())
+        })
+    };
+    let synthetic = |name: &str| {
+        let model = SyntheticModel::named(name).expect("a known model").miniature();
+        let scheme = QuantScheme::named("q8_0").expect("a known scheme");
+        bytes(&model.checkpoint(scheme, 1, &mut |_, _| ()).expect("a whole model"))
+    };
+    for [(kv, state), half] in [synthetic("llama-3.2-1b"), synthetic("qwen3.5-9b"), bytes(&golden("lfm2"))] {
+        assert_eq!(half, (kv / 2, state / 2));
+    }
+    // Heads share the latents of deepseek, and B and C of one group: three inputs of the convolution in five layers.
+    let [(latents, _), (of_rank, _)] = synthetic("deepseek-v2-lite");
+    assert_eq!(of_rank, latents);
+    let [(kv, state), (kv_of_rank, state_of_rank)] = synthetic("granite-4.0-h-tiny");
+    assert_eq!((2 * kv_of_rank, 2 * state_of_rank), (kv, state + 5 * 3 * 2 * 128 * 4));
+}
+
 /// Exchanges the parts of two ranks in each all-gather of equal parts: an error that only the law's test can notice.
 #[derive(Debug)]
 struct Swapped(Box<dyn Communicator>);
@@ -272,6 +297,20 @@ fn a_changed_weight_of_one_rank_is_refused_or_noticed() {
         .collect();
     assert!(!found.is_empty(), "samples do not cover every byte");
     assert!(found.iter().all(|bits| *bits != expected), "a changed weight of rank 1 changes no bit");
+}
+
+#[test]
+fn a_layer_that_predicts_further_tokens_is_refused() {
+    let folder = goldens_folder().with_file_name("predictors").join("qwen3-next");
+    let checkpoint = open(&folder);
+    let load = |num_ranks| {
+        let members = GroupMember::of(&checkpoint, backends(Isa::best(), num_ranks), TIME_LIMIT);
+        let options = LoadOptions { predictor: true, ..LoadOptions::default() };
+        Decoder::load_group(members, options, &identity(), &mut |_, _| ()).map(drop)
+    };
+    load(1).expect("one rank has it");
+    let error = load(2).expect_err("several ranks have none").to_string();
+    assert!(error.contains("a layer that predicts further tokens (--speculate mtp)"), "{error}");
 }
 
 #[test]
