@@ -165,6 +165,65 @@ impl CpuBackend {
         }
     }
 
+    /// Computes a row of `out` for each selected expert of each row, in ascending order of experts, then of rows.
+    /// `compute` gets the rows of one expert and a buffer, and writes its last argument.
+    fn experts_of_rows<E>(
+        &self,
+        mlp: &ExpertMlp<'_, E>,
+        out: &mut Tensor,
+        compute: impl Fn(&E, &[f32], &mut Buffer<f32>, &mut [f32]),
+    ) {
+        let (hidden, width) = (mlp.x.cols(), out.cols());
+        let (x, mut rest) = (floats(mlp.x), floats_mut(out));
+        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertBuffers { choices, rows, up, .. } = &mut *buffers;
+        choose_experts(mlp, choices);
+        for chosen in choices.by_expert() {
+            let rows = &mut rows.grow(chosen.len() * hidden)[..chosen.len() * hidden];
+            self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
+            let (of_expert, others) = rest.split_at_mut(chosen.len() * width);
+            compute(&mlp.experts[chosen[0].expert], rows, up, of_expert);
+            rest = others;
+        }
+        assert!(rest.is_empty(), "a row for each selected expert of each row");
+    }
+
+    /// Applies the last map of each selected expert to its rows of `inputs`, which are those of `experts_of_rows`, and
+    /// writes the weighted sums.
+    fn sum_last_maps<E>(
+        &self,
+        mlp: &ExpertMlp<'_, E>,
+        last: impl Fn(&E) -> &Linear,
+        inputs: &Tensor,
+        out: &mut Tensor,
+    ) {
+        let cols = out.cols();
+        assert_eq!((out.rows(), inputs.rows()), (mlp.x.rows(), mlp.x.rows() * mlp.routing.num_selected));
+        let (mut rest, out) = (floats(inputs), floats_mut(out));
+        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let ExpertBuffers { choices, down, .. } = &mut *buffers;
+        choose_experts(mlp, choices);
+        out.fill(0.0);
+        let sums = SharedSlice::new(out);
+        for chosen in choices.by_expert() {
+            let map = last(&mlp.experts[chosen[0].expert]);
+            assert_eq!((map.weight.cols(), map.weight.rows()), (inputs.cols(), cols));
+            let (rows, others) = rest.split_at(chosen.len() * inputs.cols());
+            let results = &mut down.grow(chosen.len() * cols)[..chosen.len() * cols];
+            self.matmul(rows, map, results);
+            self.add_weighted(chosen, results, cols, &sums);
+            rest = others;
+        }
+    }
+
+    /// Applies a map and an activation to rows.
+    fn matmul_active(&self, rows: &[f32], map: &Linear, activation: Activation, out: &mut [f32]) {
+        self.matmul(rows, map, out);
+        with_simd!(self.level, simd => self.for_each_row(out, map.weight.rows(), |_, out| {
+            elementwise::activate(simd, activation, out);
+        }));
+    }
+
     /// Adds the results of one expert, `cols` values for each of its rows, to the sums of those rows.
     fn add_weighted(&self, chosen: &[Choice], results: &[f32], cols: usize, sums: &SharedSlice<'_, f32>) {
         self.for_each(chosen.len(), cols, |i| {
@@ -560,55 +619,36 @@ impl Backend for CpuBackend {
     }
 
     fn expert_gates(&self, mlp: &ExpertMlp<'_>, out: &mut Tensor) -> Result<(), Error> {
-        let (hidden, width) = (mlp.x.cols(), out.cols());
-        let (x, mut rest) = (floats(mlp.x), floats_mut(out));
-        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let ExpertBuffers { choices, rows, up, .. } = &mut *buffers;
-        choose_experts(mlp, choices);
-        for chosen in choices.by_expert() {
-            let GatedMlp { gate, up: up_map, .. } = &mlp.experts[chosen[0].expert];
-            assert_eq!(gate.weight.rows(), width);
-            let rows = &mut rows.grow(chosen.len() * hidden)[..chosen.len() * hidden];
-            self.for_each_row(rows, hidden, |i, out| out.copy_from_slice(&x[chosen[i].row * hidden..][..hidden]));
-            let (gated, others) = rest.split_at_mut(chosen.len() * width);
-            let up = &mut up.grow(gated.len())[..chosen.len() * width];
-            self.multiply_gated(InputRows::rows(rows, hidden), [(gate, gated), (up_map, up)], mlp.activation);
-            rest = others;
-        }
-        assert!(rest.is_empty(), "a row for each selected expert of each row");
+        self.experts_of_rows(mlp, out, |GatedMlp { gate, up: up_map, .. }, rows, up, gated| {
+            let up = &mut up.grow(gated.len())[..gated.len()];
+            let products = [(gate, gated), (up_map, up)];
+            self.multiply_gated(InputRows::rows(rows, mlp.x.cols()), products, mlp.activation);
+        });
         Ok(())
     }
 
     fn expert_sums(&self, mlp: &ExpertMlp<'_>, gated: &Tensor, out: &mut Tensor) -> Result<(), Error> {
-        let cols = out.cols();
-        assert_eq!((out.rows(), gated.rows()), (mlp.x.rows(), mlp.x.rows() * mlp.routing.num_selected));
-        let (mut rest, out) = (floats(gated), floats_mut(out));
-        let mut buffers = self.experts.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let ExpertBuffers { choices, down, .. } = &mut *buffers;
-        choose_experts(mlp, choices);
-        out.fill(0.0);
-        let sums = SharedSlice::new(out);
-        for chosen in choices.by_expert() {
-            let map = &mlp.experts[chosen[0].expert].down;
-            assert_eq!((map.weight.cols(), map.weight.rows()), (gated.cols(), cols));
-            let (rows, others) = rest.split_at(chosen.len() * gated.cols());
-            let results = &mut down.grow(chosen.len() * cols)[..chosen.len() * cols];
-            self.matmul(rows, map, results);
-            self.add_weighted(chosen, results, cols, &sums);
-            rest = others;
-        }
+        self.sum_last_maps(mlp, |expert| &expert.down, gated, out);
+        Ok(())
+    }
+
+    fn plain_expert_activations(&self, mlp: &ExpertMlp<'_, PlainMlp>, out: &mut Tensor) -> Result<(), Error> {
+        self.experts_of_rows(mlp, out, |expert: &PlainMlp, rows, _, active| {
+            self.matmul_active(rows, &expert.up, mlp.activation, active);
+        });
+        Ok(())
+    }
+
+    fn plain_expert_sums(&self, mlp: &ExpertMlp<'_, PlainMlp>, active: &Tensor, out: &mut Tensor) -> Result<(), Error> {
+        self.sum_last_maps(mlp, |expert| &expert.down, active, out);
         Ok(())
     }
 
     fn plain_expert_mlp(&self, mlp: ExpertMlp<'_, PlainMlp>, out: Output<'_>) -> Result<(), Error> {
         self.sum_experts(&mlp, out, |expert: &PlainMlp, rows, [_, up], down| {
-            let width = expert.up.weight.rows();
-            let len = rows.len() / mlp.x.cols() * width;
+            let len = rows.len() / mlp.x.cols() * expert.up.weight.rows();
             let up = &mut up.grow(len)[..len];
-            self.matmul(rows, &expert.up, up);
-            with_simd!(self.level, simd => self.for_each_row(up, width, |_, up| {
-                elementwise::activate(simd, mlp.activation, up);
-            }));
+            self.matmul_active(rows, &expert.up, mlp.activation, up);
             self.matmul(up, &expert.down, down);
         });
         Ok(())

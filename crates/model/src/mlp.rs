@@ -100,7 +100,11 @@ fn selected_experts(
     backend.linear(&a.normed, before, &mut a.expert_input)?;
     let sum = Output::Rows(&mut a.expert_output);
     sum_experts(backend, config, (weights, a.ranks.as_deref_mut()), [&a.expert_input, &a.router], sum)?;
-    backend.linear_to(&a.expert_output, after, out(&mut a.residual))
+    let out = out(&mut a.residual);
+    match a.ranks.as_deref_mut() {
+        None => backend.linear_to(&a.expert_output, after, out),
+        Some(ranks) => ranks.linear(backend, Input::Rows(&a.expert_output), (after, Columns::Hidden), out.rows()),
+    }
 }
 
 fn sum_experts(
@@ -122,7 +126,10 @@ fn sum_experts(
         }
         ExpertWeights::Plain(experts) => {
             let call = ExpertMlp { x, router_logits, routing, score_bias, expert_scales, experts, activation };
-            backend.plain_expert_mlp(call, out)
+            match ranks {
+                None => backend.plain_expert_mlp(call, out),
+                Some(ranks) => ranks.plain_expert_mlp(backend, &call, out),
+            }
         }
     }
 }

@@ -289,12 +289,13 @@ impl Loader<'_> {
         Ok(MlpWeights::Experts(Box::new(Mixture { router, score_bias, projections, experts, shared })))
     }
 
-    /// Loads the projections of the input of experts, and of their sum.
+    /// Loads the projections of the input of experts, which is whole on every rank, and of their sum.
     fn expert_projections(&mut self, layer: usize, size: usize) -> Result<[Linear; 2], Error> {
         let Blueprint { config, names, .. } = self.blueprint;
         let hidden = config.hidden_size;
         let before = self.linear(ModulePath::new(names.expert_input, layer), size, hidden)?;
-        Ok([before, self.linear(ModulePath::new(names.expert_output, layer), hidden, size)?])
+        let rows = self.sharing.rows(Columns::Hidden);
+        Ok([before, self.linear(ModulePath::new(names.expert_output, layer), rows, size)?])
     }
 
     fn plain_experts(&mut self, layer: usize) -> Result<Vec<PlainMlp>, Error> {
@@ -317,9 +318,7 @@ impl Loader<'_> {
         let Experts { num_experts, mlp_size, .. } = config.experts.expect("checked with the configuration");
         let rows = match matrix {
             ExpertMatrix::Gate | ExpertMatrix::Up => self.sharing.rows(Columns::Expert),
-            // Experts that read a projection are not shared out.
-            ExpertMatrix::Down if config.expert_input_size.is_some() => WeightRows::from(config.expert_width()),
-            ExpertMatrix::Down => self.sharing.rows(Columns::Hidden),
+            ExpertMatrix::Down => self.sharing.rows(Columns::ExpertOutput),
         };
         if let Some(stack) = ExpertStack::find(&mut self.finder, self.blueprint, matrix, layer)? {
             let tensor = self.finder.find(&stack.name)?.bytes();

@@ -7,7 +7,9 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use pellucid_tensor::{Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, RmsNorm, RoundedGroups, Tensor};
+use pellucid_tensor::{
+    Backend, Communicator, Error, ExpertMlp, Input, Linear, Output, PlainMlp, RmsNorm, RoundedGroups, Routing, Tensor,
+};
 
 use super::sharing::{Columns, Sharing};
 
@@ -123,17 +125,46 @@ impl Ranks {
         experts: &ExpertMlp<'_>,
         out: Output<'_>,
     ) -> Result<(), Error> {
-        let (sharing, out) = (&self.exchange.sharing, out.rows());
-        let num_rows = experts.x.rows() * experts.routing.num_selected;
+        let rounding = common_rounding(backend, experts.experts.iter().map(|expert| &expert.down));
+        let gates = |part: &mut Tensor| backend.expert_gates(experts, part);
+        let sums = |gated: &Tensor, part: &mut Tensor| backend.expert_sums(experts, gated, part);
+        self.experts(backend, (experts.routing, rounding), gates, sums, out)
+    }
+
+    /// [`Backend::plain_expert_mlp`], with a gather after each half.
+    pub(crate) fn plain_expert_mlp(
+        &mut self,
+        backend: &dyn Backend,
+        experts: &ExpertMlp<'_, PlainMlp>,
+        out: Output<'_>,
+    ) -> Result<(), Error> {
+        let rounding = common_rounding(backend, experts.experts.iter().map(|expert| &expert.down));
+        let activations = |part: &mut Tensor| backend.plain_expert_activations(experts, part);
+        let sums = |active: &Tensor, part: &mut Tensor| backend.plain_expert_sums(experts, active, part);
+        self.experts(backend, (experts.routing, rounding), activations, sums, out)
+    }
+
+    /// Computes this rank's columns of both halves of selected experts, and gathers those of all ranks.
+    fn experts(
+        &mut self,
+        backend: &dyn Backend,
+        (routing, rounding): (Routing, Option<RoundedGroups>),
+        first_half: impl Fn(&mut Tensor) -> Result<(), Error>,
+        second_half: impl Fn(&Tensor, &mut Tensor) -> Result<(), Error>,
+        out: Output<'_>,
+    ) -> Result<(), Error> {
+        let Ranks { exchange, whole, parts, .. } = self;
+        let (sharing, out) = (&exchange.sharing, out.rows());
+        let num_rows = out.rows() * routing.num_selected;
         let (own, all) = (sharing.num_own(Columns::Expert), sharing.shares(Columns::Expert).total());
-        let own_hidden = sharing.num_own(Columns::Hidden);
-        let part = of_width(&mut self.parts, backend, own, num_rows)?;
-        backend.expert_gates(experts, part)?;
-        let gated = of_width(&mut self.whole, backend, all, num_rows)?;
-        self.exchange.gather(backend, part, (Columns::Expert, rounding_of_experts(backend, experts)), gated)?;
-        let part = of_width(&mut self.parts, backend, own_hidden, out.rows())?;
-        backend.expert_sums(experts, gated, part)?;
-        self.exchange.gather(backend, part, (Columns::Hidden, None), out)
+        let own_outputs = sharing.num_own(Columns::ExpertOutput);
+        let part = of_width(parts, backend, own, num_rows)?;
+        first_half(part)?;
+        let gated = of_width(whole, backend, all, num_rows)?;
+        exchange.gather(backend, part, (Columns::Expert, rounding), gated)?;
+        let part = of_width(parts, backend, own_outputs, out.rows())?;
+        second_half(gated, part)?;
+        exchange.gather(backend, part, (Columns::ExpertOutput, None), out)
     }
 }
 
@@ -154,8 +185,8 @@ pub(crate) fn project(
 }
 
 /// Returns how the last maps of experts round their inputs; `None` if they do not all do it alike.
-fn rounding_of_experts(backend: &dyn Backend, experts: &ExpertMlp<'_>) -> Option<RoundedGroups> {
-    let mut all = experts.experts.iter().map(|expert| backend.input_rounding(&expert.down));
+fn common_rounding<'a>(backend: &dyn Backend, maps: impl Iterator<Item = &'a Linear>) -> Option<RoundedGroups> {
+    let mut all = maps.map(|map| backend.input_rounding(map));
     let first = all.next()?;
     all.all(|rounding| rounding == first).then_some(first)?
 }

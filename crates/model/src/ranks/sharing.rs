@@ -12,7 +12,7 @@ use pellucid_tensor::{DeltaNetShape, Mamba2Shape, ValueHeadOrder};
 use super::cut::Cut;
 use super::shares::{Shares, WeightRows};
 use crate::architectures::Blueprint;
-use crate::config::{Experts, KeyHeads, LayerConfig, Mamba2Config, Mixer, MlpKind};
+use crate::config::{Experts, KeyHeads, LayerConfig, Mamba2Config, Mixer};
 use crate::loader::delta_net::DeltaNetStorage;
 use crate::{DecoderConfig, Error};
 
@@ -32,6 +32,8 @@ pub(crate) enum Columns {
     SharedExpert,
     /// The inputs of the last map of a selected expert.
     Expert,
+    /// The weighted sum of selected experts.
+    ExpertOutput,
     /// An update of the residual stream.
     Hidden,
     Logits,
@@ -51,6 +53,7 @@ pub(crate) struct Sharing {
     /// For each layer; `None` for one without a dense MLP.
     mlp: Vec<Option<Shares>>,
     expert: Option<Shares>,
+    expert_output: Shares,
     shared_expert: Option<Shares>,
     hidden: Shares,
     logits: Shares,
@@ -69,8 +72,8 @@ impl Sharing {
     /// Returns the shares of a rank. Refuses models that cannot be shared out.
     pub(crate) fn new(blueprint: &Blueprint, rank: usize, num_ranks: usize) -> Result<Sharing, Error> {
         let config = &blueprint.config;
-        if num_ranks > 1 {
-            check(config)?;
+        if num_ranks > 1 && config.predictor.is_some() {
+            return Err(refusal(config, "a layer that predicts further tokens (--speculate mtp)"));
         }
         let of = |what: &'static str, total: usize, cut: Option<Cut>| {
             cut.map(Shares::from).ok_or_else(|| too_many(config, num_ranks, what, total))
@@ -104,6 +107,7 @@ impl Sharing {
             recurrence: recurrence(blueprint, num_ranks)?,
             mlp: layers().map(mlp).collect::<Result<_, _>>()?,
             expert: experts.map(|experts| rounded("columns of an expert", experts.mlp_size)).transpose()?,
+            expert_output: even("outputs of an expert", config.expert_width())?,
             shared_expert: shared.map(|size| rounded("columns of the shared expert", size)).transpose()?,
             hidden: even("columns of the residual stream", config.hidden_size)?,
             logits: even("tokens of the vocabulary", config.vocab_size)?,
@@ -130,6 +134,7 @@ impl Sharing {
             Columns::Mlp(layer) => self.mlp[layer].as_ref(),
             Columns::SharedExpert => self.shared_expert.as_ref(),
             Columns::Expert => self.expert.as_ref(),
+            Columns::ExpertOutput => Some(&self.expert_output),
             Columns::Hidden => Some(&self.hidden),
             Columns::Logits => Some(&self.logits),
         };
@@ -304,23 +309,39 @@ fn of_mamba2(shape: Mamba2Shape, num_ranks: usize) -> Option<Recurrence> {
     Some(Recurrence { inputs: outputs.then(&group_values).then(&group_values), outputs, heads: Some(heads) })
 }
 
-/// Refuses models with parts that ranks cannot share out.
-fn check(config: &DecoderConfig) -> Result<(), Error> {
-    let refused = [
-        (config.experts.is_some() && config.mlp == MlpKind::Plain, "experts without gates"),
-        (config.expert_input_size.is_some(), "experts that read a projection"),
-        (config.predictor.is_some(), "a layer that predicts further tokens (--speculate mtp)"),
-    ];
-    match refused.into_iter().find(|(has, _)| *has) {
-        Some((_, what)) => Err(refusal(config, what)),
-        None => Ok(()),
-    }
-}
-
 fn too_many(config: &DecoderConfig, num_ranks: usize, what: &'static str, count: usize) -> Error {
     Error::TooManyRanks { architecture: config.architecture.clone(), num_ranks, what, count }
 }
 
 fn refusal(config: &DecoderConfig, what: &'static str) -> Error {
     Error::NotOnRanks { architecture: config.architecture.clone(), what }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the query heads of each rank, in a model whose layers have these numbers of KV heads.
+    fn heads(num_heads: usize, kv_heads: &[usize], num_ranks: usize) -> Result<Vec<Range<usize>>, Error> {
+        let layer = |&num_kv_heads: &usize| LayerConfig {
+            heads: Some(KeyHeads { num_kv_heads, head_size: 8 }),
+            ..LayerConfig::PLAIN
+        };
+        let layers = kv_heads.iter().map(layer).collect();
+        let config = DecoderConfig { num_heads, layers, ..DecoderConfig::EMPTY };
+        let cut = cut_of_heads(&config, num_ranks)?;
+        Ok((0..num_ranks).map(|rank| cut.range(rank)).collect())
+    }
+
+    #[test]
+    fn query_heads_are_divided_alike_in_layers_with_different_numbers_of_kv_heads() {
+        assert_eq!(heads(32, &[16, 4], 3).unwrap(), [0..16, 16..24, 24..32]);
+        assert_eq!(heads(32, &[4, 16, 4], 8).unwrap()[..3], [0..4, 4..8, 8..12], "a fourth of four KV heads, or two");
+        assert_eq!(heads(4, &[2, 1], 3).unwrap(), [0..2, 2..3, 3..4]);
+        assert_eq!(heads(9, &[3], 4).unwrap(), [0..2, 2..3, 3..6, 6..9]);
+        let error = heads(12, &[4, 6], 3).unwrap_err().to_string();
+        assert!(error.contains("layers with different numbers of KV heads"), "{error}");
+        let error = heads(2, &[2], 3).unwrap_err().to_string();
+        assert!(error.contains("cannot share the 2 query heads"), "{error}");
+    }
 }

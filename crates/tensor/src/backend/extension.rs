@@ -36,7 +36,9 @@ pub enum Extension {
     /// Blocks of keys and values that only layers with sliding windows use, with block tables of their own.
     WindowBlocks,
     /// [`Backend::expert_gates`](crate::Backend::expert_gates) and
-    /// [`Backend::expert_sums`](crate::Backend::expert_sums).
+    /// [`Backend::expert_sums`](crate::Backend::expert_sums), and with [`Extension::PlainExperts`]
+    /// [`Backend::plain_expert_activations`](crate::Backend::plain_expert_activations) and
+    /// [`Backend::plain_expert_sums`](crate::Backend::plain_expert_sums).
     SharedExperts,
     /// [`Mamba2::norm`](crate::Mamba2::norm) may be `None`, and
     /// [`Backend::grouped_rms_norm`](crate::Backend::grouped_rms_norm).

@@ -14,6 +14,7 @@
 
 mod arguments;
 mod extension;
+mod host_floats;
 mod mamba2;
 mod step;
 
@@ -24,10 +25,10 @@ pub use arguments::{
     Values,
 };
 pub use extension::Extension;
+pub use host_floats::HostFloats;
 pub use mamba2::{Mamba2, Mamba2Shape};
 pub use step::{DigestTicket, RowDigest, RowQuery, Shortlist, StepIndex, StepMemo, TableRows, TokenSlots, TokenSource};
 
-use std::any::Any;
 use std::fmt;
 
 use crate::{DType, RoundedGroups, Tensor};
@@ -42,27 +43,6 @@ pub enum Error {
     /// The device's memory is lost, and every later operation of this process fails.
     #[error("{device} was lost in {operation}: {reason}")]
     Lost { device: String, operation: &'static str, reason: String },
-}
-
-/// Memory of the host that values are read back into.
-pub trait HostFloats: Send + Sync + fmt::Debug {
-    fn get(&self) -> &[f32];
-    fn get_mut(&mut self) -> &mut [f32];
-    fn as_any_mut(&mut self) -> &mut dyn Any;
-}
-
-impl HostFloats for Vec<f32> {
-    fn get(&self) -> &[f32] {
-        self
-    }
-
-    fn get_mut(&mut self) -> &mut [f32] {
-        self
-    }
-
-    fn as_any_mut(&mut self) -> &mut dyn Any {
-        self
-    }
 }
 
 /// A device that can run a transformer.
@@ -237,8 +217,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
 
     /// `out = x / sqrt(mean(x^2) + eps) * weight`, over each group of `weight.len()` values: a row, or a head.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error>;
-    /// RMSNorm of each group of `group_len` values, as [`Backend::mamba2`] computes it of its outputs: a row of `weight`
-    /// has the weights of all groups. Needs [`Extension::SharedMamba2`].
+    /// RMSNorm of each group of `group_len` values, as [`Backend::mamba2`] computes it of its outputs. The weights of
+    /// all groups follow each other. Needs [`Extension::SharedMamba2`].
     fn grouped_rms_norm(&self, x: &Tensor, norm: RmsNorm<'_>, group_len: usize, out: &mut Tensor) -> Result<(), Error> {
         let _ = (x, norm, group_len, out);
         unreachable!("`supports` says that ranks cannot share out Mamba-2 layers")
@@ -376,6 +356,22 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn plain_expert_mlp(&self, experts: ExpertMlp<'_, PlainMlp>, out: Output<'_>) -> Result<(), Error> {
         let _ = (experts, out);
         unreachable!("`supports` says that all experts have gates")
+    }
+
+    /// [`Backend::expert_gates`] for experts without gates: writes `activation(up x)`.
+    fn plain_expert_activations(&self, experts: &ExpertMlp<'_, PlainMlp>, out: &mut Tensor) -> Result<(), Error> {
+        let _ = (experts, out);
+        unreachable!("`supports` says that ranks cannot share out experts")
+    }
+    /// [`Backend::expert_sums`] for experts without gates.
+    fn plain_expert_sums(
+        &self,
+        experts: &ExpertMlp<'_, PlainMlp>,
+        active: &Tensor,
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        let _ = (experts, active, out);
+        unreachable!("`supports` says that ranks cannot share out experts")
     }
 
     /// Applies a linear map to each head of each row: `out[r][h] = maps[h] x[r][h]`. Needs
