@@ -10,7 +10,7 @@ const ROUNDED_GROUPS: [usize; 2] = [256, 32];
 /// A division of columns into one range for each rank, in ascending order of both. No range is empty.
 ///
 /// Columns are groups of units. A rank has whole groups if there is one for each rank; otherwise ranks share the units
-/// of a group, and no rank has units of two groups.
+/// of a group, and no rank has units of two groups. No rank has more than rank 0, which plans the memory of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Cut {
     num_ranks: usize,
@@ -52,9 +52,13 @@ impl Cut {
             let groups = part(num_groups, num_ranks, rank);
             groups.start * units_per_group..groups.end * units_per_group
         } else {
-            let sharing = |group: &usize| part(num_ranks, num_groups, *group).contains(&rank);
-            let group = (0..num_groups).find(sharing).expect("a rank has a group");
-            let ranks = part(num_ranks, num_groups, group);
+            // The last groups have more ranks if the division leaves a rest.
+            let ranks_of = |group: usize| {
+                let mirrored = part(num_ranks, num_groups, num_groups - 1 - group);
+                num_ranks - mirrored.end..num_ranks - mirrored.start
+            };
+            let group = (0..num_groups).find(|&group| ranks_of(group).contains(&rank)).expect("a rank has a group");
+            let ranks = ranks_of(group);
             let units = part(units_per_group, ranks.len(), rank - ranks.start);
             group * units_per_group + units.start..group * units_per_group + units.end
         };
@@ -99,6 +103,7 @@ mod tests {
                 assert_eq!(ranges[0].start, 0);
                 assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{cut:?}: {ranges:?}");
                 assert_eq!(ranges[num_ranks - 1].end, cut.total());
+                assert!(ranges.iter().all(|range| range.len() <= ranges[0].len()), "{cut:?}: {ranges:?}");
             }
         }
         assert_eq!(Cut::even(3, 4), None);
@@ -125,7 +130,7 @@ mod tests {
         let heads = |num_ranks| ranges(Cut::groups(3, 3, 1, num_ranks).unwrap());
         assert_eq!(heads(2), [0..6, 6..9]);
         assert_eq!(heads(3), [0..3, 3..6, 6..9]);
-        assert_eq!(heads(4), [0..2, 2..3, 3..6, 6..9]);
+        assert_eq!(heads(4), [0..3, 3..6, 6..8, 8..9]);
         assert_eq!(heads(9), [0..1, 1..2, 2..3, 3..4, 4..5, 5..6, 6..7, 7..8, 8..9]);
     }
 }

@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(heads(32, &[16, 4], 3).unwrap(), [0..16, 16..24, 24..32]);
         assert_eq!(heads(32, &[4, 16, 4], 8).unwrap()[..3], [0..4, 4..8, 8..12], "a fourth of four KV heads, or two");
         assert_eq!(heads(4, &[2, 1], 3).unwrap(), [0..2, 2..3, 3..4]);
-        assert_eq!(heads(9, &[3], 4).unwrap(), [0..2, 2..3, 3..6, 6..9]);
+        assert_eq!(heads(9, &[3], 4).unwrap(), [0..3, 3..6, 6..8, 8..9]);
         let error = heads(12, &[4, 6], 3).unwrap_err().to_string();
         assert!(error.contains("layers with different numbers of KV heads"), "{error}");
         let error = heads(2, &[2], 3).unwrap_err().to_string();
