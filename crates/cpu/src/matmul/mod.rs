@@ -4,9 +4,9 @@
 //! Each format has one definition of its arithmetic, whatever the number of rows:
 //!
 //! - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, IQ4_XS, Q3_K to Q6_K ([`quantized`]): x is rounded to 8-bit
-//!   integers, row by row; integers are multiplied and added exactly, and the scales are applied in the order that [`quantized::scalar`]
-//!   defines. Integer sums do not depend on the instruction that computes them, so every instruction set gives the same
-//!   bits, for one row and for many.
+//!   integers, row by row; integers are multiplied and added exactly, and the scales are applied in the order that
+//!   [`quantized::scalar`] defines. Integer sums do not depend on the instruction that computes them, so every
+//!   instruction set gives the same bits, for one row and for many.
 //! - F32, F16, BF16 ([`unquantized`]): f32 multiply-adds in a fixed order. With AMX, BF16 is multiplied by bf16 tiles
 //!   instead.
 //! - All others, among them NVFP4, FP8, Q2_K and IQ1 to IQ3 ([`decoded`]): rows of w are decoded to f32 first.

@@ -1,10 +1,10 @@
 //! Products with quantized weights with AMX: `tdpbssd` multiplies a tile of 16 rows by 64 values with one of 64 values
 //! by 16 columns, and adds exactly.
 //!
-//! | scales and formats | one block of rows | several blocks |
+//! | scales | one block of rows | several blocks |
 //! |---|---|---|
-//! | float: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ4_NL, IQ4_XS | [`multiply_panels`](float_scales) | [`multiply_blocks`](float_scales) |
-//! | integer: Q3_K, Q4_K, Q5_K, Q6_K | [`byte_planes`] | [`byte_planes_many_blocks`] |
+//! | float | [`multiply_panels`](float_scales) | [`multiply_blocks`](float_scales) |
+//! | integer: the K formats | [`byte_planes`] | [`byte_planes_many_blocks`] |
 //!
 //! With a float scale for every 32 values, a tile is stored to memory after one multiplication of 32 values. With
 //! integer scales, the scale is multiplied into the values beforehand; the products of up to 13 bits make two tiles of
