@@ -86,6 +86,7 @@ impl PanelLayout {
     }
 
     /// The largest integer before the offset is subtracted, for formats that do not need signed bytes.
+    #[cfg(target_arch = "x86_64")]
     pub(crate) const fn largest_integer(&self) -> usize {
         let Some(integers) = self.integers else { return (1 << self.bits) - 1 };
         let (mut largest, mut code) = (0, 0);
