@@ -189,13 +189,13 @@ impl Shared {
         let payload = self.payload(batch);
         let message = zmtp::message(&[self.topic.as_bytes(), &batch.number.to_be_bytes(), &payload]);
         let message = Arc::new(message);
-        self.published.fetch_add(1, Ordering::Relaxed);
         let is_wanted = |topic: &Vec<u8>| self.topic.as_bytes().starts_with(topic);
         for subscriber in self.lock().iter().filter(|subscriber| subscriber.topics.iter().any(is_wanted)) {
             if let Err(TrySendError::Full(_)) = subscriber.queue.try_send(message.clone()) {
                 self.slow_subscriber.fetch_add(1, Ordering::Relaxed);
             }
         }
+        self.published.fetch_add(1, Ordering::Release);
     }
 
     /// Returns `[time, [events], rank]`. Events are maps with the names of vLLM; its older form, in which they are
