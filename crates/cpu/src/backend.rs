@@ -462,6 +462,15 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
+    fn scatter_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((x.rows(), x.cols()), (rows.len(), out.cols()));
+        let (cols, x, out) = (x.cols(), floats(x), floats_mut(out));
+        for (x, &row) in x.chunks_exact(cols).zip(rows) {
+            out[row as usize * cols..][..cols].copy_from_slice(x);
+        }
+        Ok(())
+    }
+
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
         assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
         assert!(x.cols().is_multiple_of(weight.len()));

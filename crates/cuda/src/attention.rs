@@ -166,7 +166,8 @@ impl Gpu {
             values: read(if attention.kv.values.rows() == 0 { &attention.kv.keys } else { &attention.kv.values }),
             tables: self.index(Purpose::BlockTables, attention.block_tables)?,
         };
-        if kernel.expands() && !row_by_row {
+        let converts = kernel.expands() && !row_by_row;
+        if converts {
             blocks = self.expand_kv(&attention, blocks)?;
             kernel = Kernel::of(DType::F16, shape).expect("a format with a kernel");
         }
@@ -185,6 +186,11 @@ impl Gpu {
         };
         let rows_address = self.row_tables(&attention)?;
         let table = |i: usize| rows_address + (4 * i * num_rows) as u64;
+        let mut first_blocks = table(0);
+        // Converted blocks have tables of their own.
+        if !converts && let Some(windows) = self.current.find_windows(attention.block_tables) {
+            (blocks.tables, first_blocks) = (windows.block_tables, windows.first_blocks);
+        }
         let num_runs = attention.sequences.iter().map(|sequence| sequence.rows.len().div_ceil(RUN)).sum::<usize>();
         let parameter = AttentionParameter {
             queries: floats(attention.queries),
@@ -192,7 +198,7 @@ impl Gpu {
             value_blocks: blocks.values,
             out: floats_mut(out),
             positions: self.index(Purpose::Positions, attention.positions)?,
-            first_blocks: table(0),
+            first_blocks,
             block_tables: blocks.tables,
             partial,
             num_rows: num_rows as u32,

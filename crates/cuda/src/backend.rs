@@ -16,7 +16,7 @@ use crate::driver::{Device, Grid};
 use crate::gpu::{Conversion, Gpu, Purpose};
 use crate::kernels;
 use crate::kernels::rows::elementwise::{
-    self, Angles, Elementwise, Embed, GateByColumns, Gather, JoinHeads, ReadBytes, Rotation,
+    self, Angles, Elementwise, Embed, GateByColumns, JoinHeads, MovedRows, ReadBytes, Rotation,
 };
 use crate::kernels::rows::norm::Norm;
 use crate::memory::{DeviceMemory, copy_row, floats, floats_mut, memory, read};
@@ -114,9 +114,8 @@ impl Backend for CudaBackend {
         match extension {
             AttentionSinks | ClampedSwiglu | ExpertBiases | SigmoidRouter | ShortConvolution | ExpertScales => true,
             LayerInputs | LayerScales | DeltaNet | SigmoidGates | LatentAttention | Mamba2 => true,
-            PlainExperts | SquaredRelu => true,
-            // The step's slots and block tables are those of layers that attend to all positions.
-            SharedExperts | SharedMamba2 | WindowBlocks => false,
+            PlainExperts | SquaredRelu | WindowBlocks => true,
+            SharedExperts | SharedMamba2 => false,
         }
     }
 
@@ -288,9 +287,17 @@ impl Backend for CudaBackend {
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
         assert_eq!((out.rows(), out.cols()), (rows.len(), x.cols()));
         assert!(rows.iter().all(|&row| (row as usize) < x.rows()), "rows of x");
-        let cols = x.cols() as u32;
-        let gather = Gather { x: floats(x), rows: self.gpu().index(Purpose::Ids, rows)?, out: floats_mut(out), cols };
-        self.device.launch("gather_rows", Grid::linear(rows.len() as u32, elementwise::row_threads(x.cols())), &gather)
+        let rows_address = self.gpu().index(Purpose::Ids, rows)?;
+        let moved = MovedRows { x: floats(x), rows: rows_address, out: floats_mut(out), cols: x.cols() as u32 };
+        moved.launch(&self.device, "gather_rows", rows.len())
+    }
+
+    fn scatter_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
+        assert_eq!((x.rows(), x.cols()), (rows.len(), out.cols()));
+        assert!(rows.iter().all(|&row| (row as usize) < out.rows()), "rows of the output");
+        let rows_address = self.gpu().index(Purpose::Ids, rows)?;
+        let moved = MovedRows { x: floats(x), rows: rows_address, out: floats_mut(out), cols: x.cols() as u32 };
+        moved.launch(&self.device, "scatter_rows", rows.len())
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {

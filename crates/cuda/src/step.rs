@@ -54,6 +54,15 @@ impl ChunkLen {
     }
 }
 
+/// How kernels find the block tables of layers with windows in a step. They follow the other block tables, so their
+/// address would differ among steps of the same size, but not the addresses that kernels get: those of all block
+/// tables, and for each row the start of its sequence's table counted from there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WindowTables {
+    pub(crate) block_tables: u64,
+    pub(crate) first_blocks: u64,
+}
+
 /// The slices of the current step and the addresses of their copies on the device.
 #[derive(Debug, Default)]
 pub(crate) struct Current {
@@ -61,6 +70,8 @@ pub(crate) struct Current {
     tables: Vec<(usize, usize, u64)>,
     /// The spans that the row tables were made from: address, length, and the address of the row tables.
     spans: Option<(usize, usize, u64)>,
+    /// The block tables of layers with windows: address of the slice, its length, and where kernels find its copy.
+    windows: Option<(usize, usize, WindowTables)>,
     /// The states of the step's sequences: address of the slice, its length, address of their tables.
     states: Option<(usize, usize, u64)>,
     /// The tokens of the step's rows: address of the slice, its length, address of its copy.
@@ -84,6 +95,12 @@ impl Current {
 
     pub(crate) fn find_spans(&self, spans: &[SequenceSpan]) -> Option<u64> {
         found(self.spans, spans)
+    }
+
+    /// Where kernels find block tables, if they are the step's own of layers with windows.
+    pub(crate) fn find_windows(&self, block_tables: &[u32]) -> Option<WindowTables> {
+        let (address, len, tables) = self.windows?;
+        ((address, len) == (block_tables.as_ptr().addr(), block_tables.len())).then_some(tables)
     }
 
     pub(crate) fn find_states(&self, states: &[StateSpan]) -> Option<u64> {
@@ -203,6 +220,18 @@ pub(crate) fn row_tables(sequences: &[SequenceSpan], num_rows: usize) -> Vec<u32
     tables
 }
 
+/// For each row, the start of its sequence's window table, behind all other block tables; nothing without windows.
+fn window_starts(index: &StepIndex<'_>) -> Vec<u32> {
+    if index.window_tables.is_empty() {
+        return Vec::new();
+    }
+    let mut starts = vec![0; index.ids.len()];
+    for sequence in index.sequences {
+        starts[sequence.rows.clone()].fill((index.block_tables.len() + sequence.blocks.start) as u32);
+    }
+    starts
+}
+
 impl Gpu {
     /// Copies the tables of a step to the device, all at once: their offsets depend on the numbers of rows, wanted
     /// rows, queries and states; the block tables and saves come last.
@@ -217,12 +246,26 @@ impl Gpu {
         let row_tables = row_tables(index.sequences, index.ids.len());
         let queries: Vec<u32> = index.queries.iter().flat_map(|query| Query::from(query).words()).collect();
         // The saves lie after the block tables, because steps of the same size differ in their number.
-        let saves_at = index.states.len() * SPAN_WORDS + index.block_tables.len();
+        let saves_at = index.states.len() * SPAN_WORDS + index.block_tables.len() + index.window_tables.len();
         let spans = span_words(index.sequences, index.states, saves_at);
         let saves = if index.states.is_empty() { Vec::new() } else { save_words(index.saves) };
-        let tables = index.block_tables;
-        let parts = [&ids, index.positions, index.slots, index.wanted, &row_tables, &queries, &spans, tables, &saves];
-        let mut offsets = [0; 9];
+        let window_starts = window_starts(index);
+        let parts = [
+            &ids,
+            index.positions,
+            index.slots,
+            index.wanted,
+            &row_tables,
+            index.window_slots,
+            &window_starts,
+            index.previous_slots,
+            &queries,
+            &spans,
+            index.block_tables,
+            index.window_tables,
+            &saves,
+        ];
+        let mut offsets = [0; 13];
         let mut len = 0;
         for (part, offset) in parts.iter().zip(&mut offsets) {
             *offset = len;
@@ -239,13 +282,23 @@ impl Gpu {
         }
         piece.upload(len, base)?;
         let at = |i: usize| base + 4 * offsets[i] as u64;
-        let slices = [(index.positions, 1), (index.slots, 2), (index.wanted, 3), (index.block_tables, 7)];
+        let slices = [
+            (index.positions, 1),
+            (index.slots, 2),
+            (index.wanted, 3),
+            (index.window_slots, 5),
+            (index.previous_slots, 7),
+            (index.block_tables, 10),
+            (index.window_tables, 11),
+        ];
+        let windows = WindowTables { block_tables: at(10), first_blocks: at(6) };
         self.current = Current {
             tables: slices.iter().map(|&(slice, i)| (slice.as_ptr().addr(), slice.len(), at(i))).collect(),
             ids: Some((index.ids.as_ptr().addr(), index.ids.len(), at(0))),
             spans: Some((index.sequences.as_ptr().addr(), index.sequences.len(), at(4))),
-            queries: Some((index.queries.as_ptr().addr(), index.queries.len(), at(5))),
-            states: Some((index.states.as_ptr().addr(), index.states.len(), at(6))),
+            windows: Some((index.window_tables.as_ptr().addr(), index.window_tables.len(), windows)),
+            queries: Some((index.queries.as_ptr().addr(), index.queries.len(), at(8))),
+            states: Some((index.states.as_ptr().addr(), index.states.len(), at(9))),
             is_recording: false,
         };
         Ok(())

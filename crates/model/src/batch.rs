@@ -86,6 +86,15 @@ pub struct Batch {
     pub(crate) queries: Vec<Option<RowQuery>>,
 }
 
+/// Tables of a step that depend on the decoder too.
+#[derive(Debug, Default)]
+pub(crate) struct StepTables {
+    /// Digest queries of the wanted rows, or none.
+    pub(crate) queries: Vec<RowQuery>,
+    /// For each row, the slot of the position before it; empty without a predictor.
+    pub(crate) previous_slots: Vec<u32>,
+}
+
 impl Batch {
     pub fn clear(&mut self) {
         self.ids.clear();
@@ -214,8 +223,26 @@ impl Batch {
         }
     }
 
+    /// Writes, for each row, the slot of the position before it, for a predictor whose row of zeros is in the slot
+    /// `before_first`.
+    pub(crate) fn write_previous_slots(&self, block_len: usize, before_first: usize, out: &mut Vec<u32>) {
+        out.clear();
+        for sequence in &self.sequences {
+            for row in sequence.rows.clone() {
+                out.push(match self.positions[row] as usize {
+                    0 => before_first as u32,
+                    _ if row > sequence.rows.start => self.slots[row - 1],
+                    position => {
+                        let block = self.block_tables[sequence.blocks.start + (position - 1) / block_len] as usize;
+                        (block * block_len + (position - 1) % block_len) as u32
+                    }
+                });
+            }
+        }
+    }
+
     /// Returns the description of the step that a backend gets before its operations.
-    pub(crate) fn index<'a>(&'a self, kv: &KvMemory, queries: &'a [RowQuery]) -> StepIndex<'a> {
+    pub(crate) fn index<'a>(&'a self, kv: &KvMemory, tables: &'a StepTables) -> StepIndex<'a> {
         StepIndex {
             ids: &self.ids,
             positions: &self.positions,
@@ -223,9 +250,12 @@ impl Batch {
             wanted: &self.wanted,
             sequences: &self.sequences,
             block_tables: &self.block_tables,
+            window_slots: &self.window_slots,
+            window_tables: &self.window_tables,
             states: if kv.has_states() { &self.states } else { &[] },
             saves: &self.saves,
-            queries,
+            previous_slots: &tables.previous_slots,
+            queries: &tables.queries,
             kv_address: kv.layers.as_ptr().addr(),
         }
     }

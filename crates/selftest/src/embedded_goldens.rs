@@ -1,6 +1,6 @@
 //! The goldens' files inside the program, for machines that have no checkout of the repository.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::Golden;
 
@@ -96,6 +96,31 @@ static GOLDENS: [Files; 69] = [
     golden!("xglm"),
 ];
 
+macro_rules! predictor {
+    ($name:literal) => {
+        (
+            $name,
+            [
+                predictor!($name, "config.json"),
+                predictor!($name, "model.safetensors"),
+                predictor!($name, "predictor.json"),
+                predictor!($name, "logits.bin"),
+            ],
+        )
+    };
+    ($name:literal, $file:literal) => {
+        ($file, include_bytes!(concat!("../fixtures/predictors/", $name, "/", $file)))
+    };
+}
+
+/// Models with a layer that predicts further tokens, and what the reference's layer computes.
+static PREDICTORS: [Files; 2] = [predictor!("glm4-moe"), predictor!("qwen3-next")];
+
+/// Writes each model with a predictor into a folder below `parent`, and returns their names and folders.
+pub(crate) fn write_predictors(parent: &Path) -> Vec<(&'static str, PathBuf)> {
+    PREDICTORS.iter().map(|(name, files)| (*name, write_files(&parent.join(name), files))).collect()
+}
+
 /// The names of all embedded goldens.
 pub(crate) fn names() -> impl Iterator<Item = &'static str> {
     GOLDENS.iter().map(|golden| golden.0)
@@ -104,12 +129,15 @@ pub(crate) fn names() -> impl Iterator<Item = &'static str> {
 /// Writes the files of the golden `name` into a folder below `parent`, from where a checkpoint can be opened.
 pub(crate) fn write(name: &str, parent: &Path) -> Golden {
     let (_, files) = GOLDENS.iter().find(|golden| golden.0 == name).expect("the name of an embedded golden");
-    let folder = parent.join(name);
-    std::fs::create_dir_all(&folder).expect("a folder that can be written");
+    Golden::read(&write_files(&parent.join(name), files))
+}
+
+fn write_files(folder: &Path, files: &[(&str, &[u8])]) -> PathBuf {
+    std::fs::create_dir_all(folder).expect("a folder that can be written");
     for (file, bytes) in files {
         std::fs::write(folder.join(file), bytes).expect("a file that can be written");
     }
-    Golden::read(&folder)
+    folder.to_owned()
 }
 
 #[cfg(test)]

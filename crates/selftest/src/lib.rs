@@ -26,8 +26,8 @@ pub use golden::{Golden, goldens, goldens_folder};
 pub use runner::{Runner, TestSequence};
 
 use crate::suites::{
-    batch_invariance, chained_drafts, digests, fused_operations, look_ahead, models, operations, residual_stream,
-    speculation,
+    batch_invariance, chained_drafts, digests, fused_operations, look_ahead, models, operations, predictors,
+    residual_stream, speculation,
 };
 
 /// The result of one check.
@@ -96,6 +96,7 @@ pub fn run(
             });
         }
     }
+    check_predictors(backend, &folder.join("predictors"), keeps_bits, &mut reports);
     if keeps_bits {
         for name in ["llama3", "qwen3-moe", "qwen35", "gemma4-small"] {
             let golden = embedded_goldens::write(name, folder);
@@ -154,6 +155,26 @@ pub fn run(
         });
     }
     reports.all
+}
+
+/// Checks the layers with which some models predict further tokens.
+fn check_predictors(backend: &Arc<dyn Backend>, folder: &Path, keeps_bits: bool, reports: &mut Reports<'_>) {
+    for (name, folder) in embedded_goldens::write_predictors(&folder.join("widened")) {
+        reports.check(&format!("layer that predicts further tokens, {name}"), &|| {
+            models::widen(&folder);
+            predictors::predictions_equal_the_references(&folder, &folder, backend);
+        });
+    }
+    for (name, folder) in embedded_goldens::write_predictors(folder) {
+        if keeps_bits {
+            reports.check(
+                &format!("drafts of the layer that predicts further tokens change no reply, {name}"),
+                &|| {
+                    speculation::predictor_changes_no_reply(&|| Box::new(predictors::load(&folder, backend)), backend);
+                },
+            );
+        }
+    }
 }
 
 /// The reports so far, and who is told of each.

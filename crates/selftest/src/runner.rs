@@ -8,13 +8,33 @@ use pellucid_model::{
     AttentionRows, BLOCK_LEN, Batch, Chunk, ChunkIds, ChunkState, Decoder, KvMemory, LoadOptions, Logits, Model,
     ProbeQuery,
 };
-use pellucid_tensor::{Backend, DType, RowQuery, StateSave};
+use pellucid_tensor::{Backend, DType, Extension, RowQuery, StateSave};
 
 /// A loaded model and its KV memory.
 #[derive(Debug)]
 pub struct Runner {
     pub model: Decoder,
     pub kv: KvMemory,
+    windows: Option<Windows>,
+}
+
+/// The blocks of layers with windows: as many as other blocks, and one more in which nothing is stored.
+#[derive(Debug, Clone, Copy)]
+struct Windows {
+    num_blocks: u32,
+    /// Number of positions that a row needs, its own included.
+    len: usize,
+}
+
+impl Windows {
+    /// The window blocks of a sequence beside its blocks. Those that rows from `position` on do not need are the one in
+    /// which nothing is stored.
+    fn beside(self, blocks: &[u32], position: usize) -> Vec<u32> {
+        let first = (position + 1).saturating_sub(self.len) / BLOCK_LEN;
+        // Another order than that of the blocks, so that a table that is taken for the other is noticed.
+        let beside = |(i, &block): (usize, &u32)| if i < first { self.num_blocks } else { self.num_blocks - 1 - block };
+        blocks.iter().enumerate().map(beside).collect()
+    }
 }
 
 /// A sequence: its block table, and the number of stored positions.
@@ -58,10 +78,24 @@ impl Runner {
             &mut |_, _| (),
         )
         .unwrap_or_else(|error| panic!("{error}"));
-        let kv = KvMemory::new(model.config(), &*backend, kv_dtype, num_blocks, BLOCK_LEN)
+        let window = model.config().kv_window().filter(|_| backend.supports(Extension::WindowBlocks));
+        let windows = window.map(|len| Windows { num_blocks: num_blocks as u32, len });
+        let blocks = (num_blocks, windows.map(|_| num_blocks));
+        let kv = KvMemory::with_windows(model.config(), &*backend, kv_dtype, blocks, BLOCK_LEN)
             .and_then(|kv| kv.with_states(model.config(), &*backend, num_blocks))
             .expect("enough memory for a tiny model, in a format that fits its heads");
-        Runner { model, kv }
+        Runner { model, kv, windows }
+    }
+
+    /// A runner of a model whose layers with windows share the blocks of the others.
+    pub fn with_kv(model: Decoder, kv: KvMemory) -> Runner {
+        Runner { model, kv, windows: None }
+    }
+
+    /// Returns the window blocks beside a sequence's blocks for rows from `position` on; none if layers with windows have
+    /// no blocks of their own.
+    pub fn window_blocks(&self, blocks: &[u32], position: usize) -> Vec<u32> {
+        self.windows.map(|windows| windows.beside(blocks, position)).unwrap_or_default()
     }
 
     /// Runs one step of several chunks and returns the logits of all their rows.
@@ -79,7 +113,9 @@ impl Runner {
             // A sequence's first block is its own, and so is the slot with the block's number.
             let save = StateSave { row: num_rows as u32 - 1, slot: blocks[0] };
             let (ids, state) = (ChunkIds::Tokens(ids), ChunkState::in_place(first_position, &save));
-            batch.push(Chunk { ids, first_position, blocks, wanted, queries, state }, BLOCK_LEN);
+            let windows = self.window_blocks(blocks, first_position);
+            let chunk = Chunk { ids, first_position, blocks, wanted, queries, state };
+            batch.push_with_windows(chunk, &windows, BLOCK_LEN);
             sequence.len += num_rows;
         }
         let mut logits = Logits::default();
@@ -99,7 +135,9 @@ impl Runner {
         let (first_position, wanted) = (ids.len() - num_rows, num_rows - 1..num_rows);
         let (ids, state) = (ChunkIds::Tokens(&ids[first_position..]), ChunkState::default());
         let mut batch = Batch::default();
-        batch.push(Chunk { ids, first_position, blocks, wanted, queries: &[], state }, BLOCK_LEN);
+        let windows = self.window_blocks(blocks, first_position);
+        let chunk = Chunk { ids, first_position, blocks, wanted, queries: &[], state };
+        batch.push_with_windows(chunk, &windows, BLOCK_LEN);
         self.model.probe(&batch, &mut self.kv, query, on_layer).expect("a decoder can be probed")
     }
 

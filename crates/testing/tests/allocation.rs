@@ -72,12 +72,14 @@ fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize
     let mut counts = [0; STEPS];
     for step in 0..WARM_UP + STEPS {
         assert!(step < BLOCK_LEN);
+        let windows: Vec<_> =
+            (0..num_sequences as u32).map(|sequence| runner.window_blocks(&[sequence], step)).collect();
         let before = ALLOCATIONS.load(Ordering::Relaxed);
         batch.clear();
         for sequence in 0..num_sequences as u32 {
             let ids = &ids[step..step + 1];
             let save = StateSave { row: 0, slot: sequence };
-            batch.push(
+            batch.push_with_windows(
                 Chunk {
                     ids: ChunkIds::Tokens(ids),
                     first_position: step,
@@ -86,6 +88,7 @@ fn assert_allocates_nothing(what: &str, mut runner: Runner, num_sequences: usize
                     queries: &[],
                     state: ChunkState::in_place(step, &save),
                 },
+                &windows[sequence as usize],
                 BLOCK_LEN,
             );
         }

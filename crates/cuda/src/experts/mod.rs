@@ -15,7 +15,7 @@ use pellucid_tensor::{Activation, DType, Error, ExpertMlp, Linear, Output, Scori
 use crate::driver::Grid;
 use crate::gpu::{Gpu, Purpose};
 use crate::kernels::matmul::linear::LinearProduct;
-use crate::kernels::rows::elementwise::{self, Elementwise, Gather};
+use crate::kernels::rows::elementwise::{self, Elementwise, MovedRows};
 use crate::kernels::rows::route_experts::{AddWeighted, MAX_GROUPS, MAX_SELECTED, Route, ScaleExperts};
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, operand_bytes, read};
@@ -47,7 +47,7 @@ pub(crate) fn expert_mlp(gpu: &mut Gpu, mlp: &ExpertMlp<'_>, mut out: Output<'_>
     for (expert, range) in mlp.experts.iter().zip(&chosen.ranges).filter(|(_, range)| !range.is_empty()) {
         let count = range.len();
         let at = |base: u64| base + 4 * range.start as u64;
-        let gather = Gather { x: floats(mlp.x), rows: at(rows_address), out: x, cols: hidden as u32 };
+        let gather = MovedRows { x: floats(mlp.x), rows: at(rows_address), out: x, cols: hidden as u32 };
         device.launch("gather_rows", Grid::linear(count as u32, elementwise::row_threads(hidden)), &gather)?;
 
         let width = expert.gate.weight.rows();

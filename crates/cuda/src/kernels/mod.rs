@@ -171,7 +171,7 @@ macro_rules! parameters {
 
 parameters! {
     rows::elementwise::Embed,
-    rows::elementwise::Gather,
+    rows::elementwise::MovedRows,
     rows::elementwise::Elementwise,
     rows::elementwise::GateRows,
     rows::elementwise::OperandRows,

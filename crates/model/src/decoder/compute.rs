@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
-use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, RowQuery, StepMemo, TableRows, Tensor};
+use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, StepMemo, TableRows, Tensor};
 
 use super::Decoder;
 use crate::activations::{Activations, normed};
+use crate::batch::StepTables;
 use crate::devices::{DeviceIndex, Part};
 use crate::probe::LAYERS_AT_ONCE;
 use crate::ranks::{Columns, Ranks};
@@ -19,6 +20,8 @@ enum End {
     Logits,
     /// The wanted rows after the last norm.
     Rows,
+    /// The logits of the layer that predicts further tokens, without the decoder's own.
+    Prediction,
 }
 
 /// Parts of the model that follow each other on one device.
@@ -29,7 +32,7 @@ pub(super) struct Segment {
     /// Whether this is the first segment of its device.
     enters_device: bool,
     /// The backend's state of these operations, for each end of a step.
-    memos: [StepMemo; 2],
+    memos: [StepMemo; 3],
 }
 
 impl Segment {
@@ -38,7 +41,7 @@ impl Segment {
         let segment = |(device, parts): (DeviceIndex, Range<Part>)| {
             let enters_device = !entered.contains(&device);
             entered.push(device);
-            Segment { device, parts, enters_device, memos: <[StepMemo; 2]>::default() }
+            Segment { device, parts, enters_device, memos: <[StepMemo; 3]>::default() }
         };
         parts.into_iter().map(segment).collect()
     }
@@ -51,7 +54,7 @@ impl Decoder {
         assert_eq!(self.config.num_ranks, 1, "rows are pooled on one rank");
         batch.check(&self.config, 0)?;
         self.resize_activations(batch, false)?;
-        self.run_segments(batch, kv, &[], End::Rows)?;
+        self.run_segments(batch, kv, &StepTables::default(), End::Rows)?;
         let start = out.len();
         let rows = &self.activations[self.devices.of_output()].last_normed;
         out.resize(start + rows.len(), 0.0);
@@ -66,8 +69,8 @@ impl Decoder {
     /// Starts the operations of a step, on every rank.
     pub(crate) fn launch_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
         assert!(!self.config.has_state() || !kv.states.is_empty(), "`KvMemory::with_states` allocates the states");
-        // `self.queries` are those of the step before.
-        batch.check(&self.config, self.queries.len())?;
+        // `self.tables` are those of the step before.
+        batch.check(&self.config, self.tables.queries.len())?;
         if let Some(ranks) = self.ranks_mut() {
             ranks.begin_step(batch, kv)?;
         }
@@ -80,11 +83,20 @@ impl Decoder {
 
     fn compute_step(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), Error> {
         self.resize_activations(batch, true)?;
-        let mut queries = std::mem::take(&mut self.queries);
-        batch.write_queries(&mut queries);
-        let result = self.run_segments(batch, kv, &queries, End::Logits);
-        self.queries = queries;
+        let mut tables = std::mem::take(&mut self.tables);
+        batch.write_queries(&mut tables.queries);
+        predictor::write_previous_slots(batch, kv, &mut tables.previous_slots);
+        let result = self.run_segments(batch, kv, &tables, End::Logits);
+        self.tables = tables;
         Ok(result?)
+    }
+
+    /// Computes the logits of the layer that predicts further tokens. The model is on one device.
+    pub(super) fn run_predictor(&mut self, batch: &Batch, kv: &mut KvMemory) -> Result<(), DeviceError> {
+        self.resize_activations(batch, true)?;
+        let mut tables = StepTables::default();
+        predictor::write_previous_slots(batch, kv, &mut tables.previous_slots);
+        self.run_segments(batch, kv, &tables, End::Prediction)
     }
 
     /// Gives the activations of every device the rows of a step. Only the device of the output needs logits.
@@ -102,7 +114,7 @@ impl Decoder {
         &mut self,
         batch: &Batch,
         kv: &mut KvMemory,
-        queries: &[RowQuery],
+        tables: &StepTables,
         end: End,
     ) -> Result<(), DeviceError> {
         for i in 0..self.segments.len() {
@@ -110,11 +122,13 @@ impl Decoder {
                 self.hand_over(before, i)?;
             }
             let backend = self.devices.backends()[self.segments[i].device].clone();
+            let mut index = batch.index(kv, tables);
             // Digests are made of the logits.
-            let queries = if i + 1 == self.segments.len() { queries } else { &[] };
-            let index = batch.index(kv, queries);
+            if i + 1 < self.segments.len() {
+                index.queries = &[];
+            }
             let mut memo = std::mem::take(&mut self.segments[i].memos[end as usize]);
-            let result = backend.step(&index, &mut memo, &mut || self.compute_segment(i, batch, queries, kv, end));
+            let result = backend.step(&index, &mut memo, &mut || self.compute_segment(i, batch, tables, kv, end));
             self.segments[i].memos[end as usize] = memo;
             result?;
         }
@@ -148,10 +162,13 @@ impl Decoder {
         &mut self,
         i: usize,
         batch: &Batch,
-        queries: &[RowQuery],
+        tables: &StepTables,
         kv: &mut KvMemory,
         end: End,
     ) -> Result<(), DeviceError> {
+        if end == End::Prediction {
+            return self.compute_prediction(batch, tables, kv);
+        }
         if i == 0 {
             self.embed(batch)?;
         }
@@ -168,13 +185,23 @@ impl Decoder {
         }
         // The logits of the wanted rows only: the output projection is the largest matrix of many models.
         project_rows(backend, (config, weights), ranks.as_deref_mut(), last, [last_normed, logits])?;
-        if !queries.is_empty() {
-            backend.digest(logits, queries)?;
+        if !tables.queries.is_empty() {
+            backend.digest(logits, &tables.queries)?;
         }
         match predictor {
-            Some(own) => predictor::follow(backend, config, weights, batch, kv, (a, own)),
+            Some(own) => predictor::follow(backend, config, weights, (batch, tables), kv, (a, own)),
             None => Ok(()),
         }
+    }
+
+    fn compute_prediction(&mut self, batch: &Batch, tables: &StepTables, kv: &mut KvMemory) -> Result<(), DeviceError> {
+        let Decoder { config, devices, weights, activations, predictor, ropes, .. } = self;
+        let (backend, a) = (&**devices.output(), &mut activations[devices.of_output()]);
+        let own = predictor.as_mut().expect("the model was loaded with a predictor");
+        for (rope, angles) in ropes.iter().zip(&mut a.angles) {
+            backend.rope_angles(&batch.positions, &rope.frequencies, rope.factor, angles)?;
+        }
+        predictor::forward(backend, config, weights, (batch, tables), kv, (a, own))
     }
 
     /// `hidden = scale * embedding[id] (+ positions[position])`. The stream is kept divided by `residual_scale`.

@@ -7,10 +7,11 @@ mod compute;
 use std::sync::Arc;
 
 use pellucid_checkpoint::Checkpoint;
-use pellucid_tensor::{Backend, RowQuery, TokenSlots};
+use pellucid_tensor::{Backend, TokenSlots};
 
 use crate::activations::Activations;
 use crate::architectures::{self, Blueprint};
+use crate::batch::StepTables;
 use crate::config::Positions;
 use crate::predictor::PredictorActivations;
 use crate::probe::{Taps, attention_rows};
@@ -50,8 +51,8 @@ pub struct Decoder {
     segments: Vec<Segment>,
     /// The residual stream on its way from one device to another.
     in_transit: Vec<f32>,
-    /// Digest queries of the step that was launched last.
-    queries: Vec<RowQuery>,
+    /// Tables of the step that was launched last.
+    tables: StepTables,
 }
 
 /// Reads the configuration of a checkpoint, without loading its weights.
@@ -145,7 +146,7 @@ impl Decoder {
             activations,
             segments,
             in_transit: Vec::new(),
-            queries: Vec::new(),
+            tables: StepTables::default(),
         })
     }
 
@@ -202,9 +203,6 @@ fn check_devices(config: &DecoderConfig, devices: &Devices) -> Result<(), Error>
         if config.num_ranks > 1 && backend.is_asynchronous() {
             return missing("a device that exchanges rows with other ranks", backend.description());
         }
-        if config.predictor.is_some() && backend.is_asynchronous() {
-            return missing("a layer that predicts further tokens (--speculate mtp)", backend.description());
-        }
         if let Some(extension) = config.extensions().find(|&extension| !backend.supports(extension)) {
             return missing(extension.name(), backend.description());
         }
@@ -260,15 +258,9 @@ impl Model for Decoder {
 
     fn predict(&mut self, batch: &Batch, kv: &mut KvMemory, logits: &mut Logits) -> Result<(), Error> {
         batch.check(&self.config, 0)?;
-        let Decoder { config, devices, weights, activations, predictor, ropes, .. } = self;
-        let (backend, activations) = (&**devices.output(), &mut activations[devices.of_output()]);
-        let own = predictor.as_mut().expect("the model was loaded with a predictor");
-        activations.resize(backend, batch, true)?;
-        for (rope, angles) in ropes.iter().zip(&mut activations.angles) {
-            backend.rope_angles(&batch.positions, &rope.frequencies, rope.factor, angles)?;
-        }
-        predictor::forward(backend, config, weights, batch, kv, (activations, own))?;
-        Ok(predictor::read(backend, batch, &mut activations.logits, config.vocab_size, logits)?)
+        self.run_predictor(batch, kv)?;
+        let (backend, a) = (&**self.devices.output(), &mut self.activations[self.devices.of_output()]);
+        Ok(predictor::read(backend, batch, &mut a.logits, self.config.vocab_size, logits)?)
     }
 
     fn launch_draft(&mut self, batch: &Batch, kv: &mut KvMemory, slot: usize) -> Result<(), Error> {

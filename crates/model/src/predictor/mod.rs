@@ -16,6 +16,7 @@
 use pellucid_tensor::{Backend, Error as DeviceError, Pending, Residual, TableRows, Tensor};
 
 use crate::activations::{Activations, normed};
+use crate::batch::StepTables;
 use crate::config::NormKind;
 use crate::weights::{MixerWeights, PredictorWeights, Weights};
 use crate::{Batch, DecoderConfig, KvMemory, Logits, mixer, mlp};
@@ -41,14 +42,14 @@ pub(crate) fn follow(
     backend: &dyn Backend,
     config: &DecoderConfig,
     weights: &Weights,
-    batch: &Batch,
+    (batch, tables): (&Batch, &StepTables),
     kv: &mut KvMemory,
     (a, own): (&mut Activations, &mut PredictorActivations),
 ) -> Result<(), DeviceError> {
     let Some(predictor) = &weights.predictor else { return Ok(()) };
     backend.rms_norm(&a.residual.hidden, &weights.final_norm.weight, config.stream_norm_eps(), &mut a.normed)?;
     store_rows(backend, batch, &a.normed, kv)?;
-    join(backend, config, weights, predictor, batch, kv, (a, own))?;
+    join(backend, config, weights, predictor, (batch, tables), kv, (a, own))?;
     let entry = a.enter(backend, config, predictor.layer.attention_norm.as_ref())?;
     let Some(MixerWeights::Attention(attention)) = &predictor.layer.mixer else {
         unreachable!("the configuration was checked")
@@ -61,14 +62,14 @@ pub(crate) fn forward(
     backend: &dyn Backend,
     config: &DecoderConfig,
     weights: &Weights,
-    batch: &Batch,
+    (batch, tables): (&Batch, &StepTables),
     kv: &mut KvMemory,
     (a, own): (&mut Activations, &mut PredictorActivations),
 ) -> Result<(), DeviceError> {
     let predictor = weights.predictor.as_ref().expect("the model was loaded with it");
     let (index, layer) = (config.num_layers(), &predictor.layer);
     let (Some(mixer), Some(mlp)) = (&layer.mixer, &layer.mlp) else { unreachable!("the configuration was checked") };
-    join(backend, config, weights, predictor, batch, kv, (a, own))?;
+    join(backend, config, weights, predictor, (batch, tables), kv, (a, own))?;
     let entry = a.enter(backend, config, layer.attention_norm.as_ref())?;
     let output_norm = layer.attention_output_norm.as_ref();
     mixer::forward(backend, config, (index, mixer), batch, kv, (entry, output_norm), a)?;
@@ -89,7 +90,7 @@ fn join(
     config: &DecoderConfig,
     weights: &Weights,
     predictor: &PredictorWeights,
-    batch: &Batch,
+    (batch, tables): (&Batch, &StepTables),
     kv: &KvMemory,
     (a, own): (&mut Activations, &mut PredictorActivations),
 ) -> Result<(), DeviceError> {
@@ -97,7 +98,7 @@ fn join(
     backend.resize_rows(embedded, batch.num_rows())?;
     backend.resize_rows(previous, batch.num_rows())?;
     let hidden = kv.hidden.as_ref().expect("the memory was allocated for the predictor");
-    backend.copy_rows(hidden, &previous_slots(batch, kv.block_len(), hidden.rows() - 1), previous, 0)?;
+    backend.gather_rows(hidden, &tables.previous_slots, previous)?;
     backend.embed(&weights.embedding, TableRows::Tokens(&batch.ids), config.embedding_scale, embedded)?;
     let Activations { residual: Residual { hidden, update, pending }, normed, .. } = a;
     backend.rms_norm(embedded, &predictor.embedding_norm.weight, config.norm_eps, normed)?;
@@ -108,35 +109,18 @@ fn join(
     Ok(())
 }
 
-/// Returns the slot of the position before each row; `before_first` for position 0.
-fn previous_slots(batch: &Batch, block_len: usize, before_first: usize) -> Vec<u32> {
-    let mut slots = Vec::with_capacity(batch.num_rows());
-    for sequence in &batch.sequences {
-        for row in sequence.rows.clone() {
-            slots.push(match batch.positions[row] as usize {
-                0 => before_first as u32,
-                _ if row > sequence.rows.start => batch.slots[row - 1],
-                position => {
-                    let block = batch.block_tables[sequence.blocks.start + (position - 1) / block_len] as usize;
-                    (block * block_len + (position - 1) % block_len) as u32
-                }
-            });
-        }
+/// Writes where the rows lie that a step of the layer starts from; nothing for a model without the layer. The last row
+/// that is stored is of zeros.
+pub(crate) fn write_previous_slots(batch: &Batch, kv: &KvMemory, out: &mut Vec<u32>) {
+    if let Some(hidden) = &kv.hidden {
+        batch.write_previous_slots(kv.block_len(), hidden.rows() - 1, out);
     }
-    slots
 }
 
 /// Stores each row in the slot of its position.
 fn store_rows(backend: &dyn Backend, batch: &Batch, rows: &Tensor, kv: &mut KvMemory) -> Result<(), DeviceError> {
     let hidden = kv.hidden.as_mut().expect("the memory was allocated for the predictor");
-    let mut first = 0;
-    // Positions of a block follow each other in its slots.
-    for run in batch.slots.chunk_by(|slot, next| *next == slot + 1) {
-        let from: Vec<u32> = (first..first + run.len() as u32).collect();
-        backend.copy_rows(rows, &from, hidden, run[0] as usize)?;
-        first += run.len() as u32;
-    }
-    Ok(())
+    backend.scatter_rows(rows, &batch.slots, hidden)
 }
 
 /// Whether a decoder with these settings can have a predictor of this form.

@@ -9,6 +9,7 @@ mod harness;
 pub mod look_ahead;
 pub(crate) mod models;
 pub mod operations;
+pub mod predictors;
 mod random_data;
 pub mod residual_stream;
 pub mod speculation;

@@ -27,7 +27,8 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
     for kv_dtype in [DType::F16, DType::Q8_0] {
         let mut runner = Runner::of(&checkpoint, backend.clone(), None, 32, kv_dtype);
         let has_state = runner.model.config().has_state();
-        let prompt: Vec<u32> = (0..150).map(|i| i * 7 % 512).collect();
+        // Longer than the windows of the shapes, by more than a block.
+        let prompt: Vec<u32> = (0..200).map(|i| i * 7 % 512).collect();
         let blocks = |first: u32| (first..first + 10).collect::<Vec<u32>>();
         let whole = runner.prompt(&prompt, &[prompt.len()], blocks(0));
         assert!(whole.iter().all(|logit| logit.is_finite()), "a logit is not finite");
@@ -66,7 +67,7 @@ pub(crate) fn wide_layers(backend: &Arc<dyn Backend>, shape: &str, scheme: &str)
 }
 
 /// Rewrites a folder with every tensor as f32. Quantized tensors are decoded.
-fn widen(folder: &Path) {
+pub(crate) fn widen(folder: &Path) {
     let checkpoint = Checkpoint::open(folder).expect("a golden").with_reference_rounding();
     let mut header = serde_json::Map::new();
     let mut data: Vec<u8> = Vec::new();
@@ -188,7 +189,7 @@ pub(crate) fn parts_on_two_devices(backend: &Arc<dyn Backend>, golden: &Golden) 
         let kv = KvMemory::new(model.config(), model.devices(), DType::F32, 2, BLOCK_LEN)
             .and_then(|kv| kv.with_states(model.config(), model.devices(), 2))
             .expect("enough memory for a tiny model");
-        let several = Runner { model, kv }.prompt(prompt, &chunks, vec![1, 0]);
+        let several = Runner::with_kv(model, kv).prompt(prompt, &chunks, vec![1, 0]);
         assert!(bits(&several) == expected, "{name}: other bits than the whole model on one device");
     }
 }

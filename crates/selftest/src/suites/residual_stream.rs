@@ -351,6 +351,9 @@ impl StepTables {
             wanted,
             sequences,
             block_tables: blocks,
+            window_slots: &[],
+            window_tables: &[],
+            previous_slots: &[],
             queries: &[],
             kv_address: 0,
         }

@@ -212,6 +212,8 @@ pub trait Backend: Send + Sync + fmt::Debug {
     fn embed(&self, table: &Tensor, rows: TableRows<'_>, scale: f32, out: &mut Tensor) -> Result<(), Error>;
     /// `out[r] = x[rows[r]]`
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error>;
+    /// `out[rows[r]] = x[r]`. No row of `out` is named twice.
+    fn scatter_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error>;
 
     // Normalisation, residuals, caps.
 

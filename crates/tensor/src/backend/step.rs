@@ -66,6 +66,12 @@ pub struct StepIndex<'a> {
     pub wanted: &'a [u32],
     pub sequences: &'a [SequenceSpan],
     pub block_tables: &'a [u32],
+    /// The slots and block tables of layers with sliding windows, if these have blocks of their own; else empty.
+    pub window_slots: &'a [u32],
+    pub window_tables: &'a [u32],
+    /// For a model with a layer that predicts further tokens, where the row of the position before each row is stored;
+    /// else empty.
+    pub previous_slots: &'a [u32],
     /// The states of each sequence; empty for a model without states.
     pub states: &'a [StateSpan],
     pub saves: &'a [StateSave],

@@ -20,7 +20,7 @@ fn runner(checkpoint: &Checkpoint, isas: [Isa; 2], placement: Placement, kv_dtyp
     let model = Decoder::load_on(checkpoint, isas.map(device).into(), placement, options, &mut |_, _| ())?;
     let kv = KvMemory::new(model.config(), model.devices(), kv_dtype, NUM_BLOCKS, BLOCK_LEN)?;
     let kv = kv.with_states(model.config(), model.devices(), NUM_BLOCKS)?;
-    Ok(Runner { model, kv })
+    Ok(Runner::with_kv(model, kv))
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {

@@ -344,6 +344,7 @@ impl Backend for PlainDevice {
         fn copy_rows(&Tensor, &[u32], &mut Tensor, usize) -> ();
         fn write(&[f32], &mut Tensor) -> ();
         fn gather_rows(&Tensor, &[u32], &mut Tensor) -> ();
+        fn scatter_rows(&Tensor, &[u32], &mut Tensor) -> ();
         fn rms_norm(&Tensor, &Tensor, f32, &mut Tensor) -> ();
         fn layer_norm(&Tensor, &Tensor, &Tensor, f32, &mut Tensor) -> ();
         fn add(&Tensor, &mut Tensor) -> ();

@@ -33,7 +33,7 @@ fn runner(members: Vec<GroupMember<'_>>, kv_dtype: DType, num_blocks: usize) -> 
     let model = load(members)?;
     let kv = KvMemory::new(model.config(), &*backend, kv_dtype, num_blocks, BLOCK_LEN)?;
     let kv = kv.with_states(model.config(), &*backend, num_blocks)?;
-    Ok(Runner { model, kv })
+    Ok(Runner::with_kv(model, kv))
 }
 
 fn bits(logits: &[f32]) -> Vec<u32> {

@@ -267,7 +267,7 @@ fn refusals_say_what_to_do() {
     ] {
         let hub = Server::start(move |_| Reply::new(status, "secret body"));
         let home = Home::new();
-        for args in [&["pull", "o/r"][..], &["run", "-m", "o/r", "hi"], &["serve", "-m", "o/r:Q4_0"]] {
+        for args in [&["pull", "o/r"][..], &["run", "-m", "o/r", "hi"], &["serve", "--port", "0", "-m", "o/r:Q4_0"]] {
             let ran = home.run_at(&hub, args);
             let message = if exit == 2 { ran.usage() } else { ran.error() };
             assert!(message.contains(word) && message.contains(&status.to_string()), "{args:?}: {ran:?}");

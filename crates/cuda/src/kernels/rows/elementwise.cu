@@ -31,18 +31,27 @@ KERNEL void embed(Embed e) {
     }
 }
 
-struct Gather {
+struct MovedRows {
     const float* x;
     const u32* rows;
     float* out;
     u32 cols;
 };
 
-KERNEL void gather_rows(Gather g) {
+// out[r] = x[rows[r]]
+KERNEL void gather_rows(MovedRows m) {
     begin();
-    const float* from = g.x + (u64)g.rows[blockIdx.x] * g.cols;
-    float* to = g.out + (u64)blockIdx.x * g.cols;
-    for (u32 i = threadIdx.x; i < g.cols; i += blockDim.x) to[i] = from[i];
+    const float* from = m.x + (u64)m.rows[blockIdx.x] * m.cols;
+    float* to = m.out + (u64)blockIdx.x * m.cols;
+    for (u32 i = threadIdx.x; i < m.cols; i += blockDim.x) to[i] = from[i];
+}
+
+// out[rows[r]] = x[r]
+KERNEL void scatter_rows(MovedRows m) {
+    begin();
+    const float* from = m.x + (u64)blockIdx.x * m.cols;
+    float* to = m.out + (u64)m.rows[blockIdx.x] * m.cols;
+    for (u32 i = threadIdx.x; i < m.cols; i += blockDim.x) to[i] = from[i];
 }
 
 struct Elementwise {

@@ -8,6 +8,7 @@ use crate::kernels::{GROUP_COLS, Operand};
 pub(crate) const KERNELS: &[&str] = &[
     "embed",
     "gather_rows",
+    "scatter_rows",
     "add",
     "clear",
     "soft_cap",
@@ -53,11 +54,17 @@ impl Embed {
 
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-pub(crate) struct Gather {
+pub(crate) struct MovedRows {
     pub(crate) x: u64,
     pub(crate) rows: u64,
     pub(crate) out: u64,
     pub(crate) cols: u32,
+}
+
+impl MovedRows {
+    pub(crate) fn launch(&self, device: &Device, kernel: &'static str, num_rows: usize) -> Result<(), Error> {
+        device.launch(kernel, Grid::linear(num_rows as u32, row_threads(self.cols as usize)), self)
+    }
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -145,3 +145,30 @@ pub fn drafts_change_no_reply(load: &dyn Fn() -> Box<dyn Model>, backend: &Arc<d
     let num_equal = found.iter().zip(&expected).filter(|&(found, expected)| comparable(found) == *expected).count();
     assert!(num_equal < requests.len() / 2, "{num_equal} replies are right though random drafts were not checked");
 }
+
+/// Checks that the layer with which a model predicts further tokens changes no reply. `load` loads the model with it.
+pub fn predictor_changes_no_reply(load: &dyn Fn() -> Box<dyn Model>, backend: &Arc<dyn Backend>) {
+    // Little memory: requests are preempted, and find their prefixes.
+    let few_blocks = EngineOptions {
+        num_blocks: 24,
+        overcommit: Overcommit::Unbounded { growth: 4 },
+        kv_dtype: DType::F16,
+        ..OPTIONS
+    };
+    for options in [OPTIONS, few_blocks] {
+        let engine = || Engine::new(load(), backend.clone(), options).expect("memory for a small model");
+        let first = engine();
+        let requests = requests(first.model().config().vocab_size);
+        let (plain, _) = serve(first, &requests);
+        for fixed_draft_len in [Some(1), Some(4), None] {
+            let mut engine = engine();
+            engine.set_speculation(SpeculationOptions { mtp: true, fixed_draft_len, ..SpeculationOptions::OFF });
+            let (found, counts) = serve(engine, &requests);
+            for (i, (found, expected)) in found.iter().zip(&plain).enumerate() {
+                let (found, expected) = (comparable(found), comparable(expected));
+                assert!(found == expected, "drafts of {fixed_draft_len:?}, request {i}: {found:?}, not {expected:?}");
+            }
+            assert!(fixed_draft_len.is_none() || counts.drafted > 50, "drafts of {fixed_draft_len:?}: {counts:?}");
+        }
+    }
+}
