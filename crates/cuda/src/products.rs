@@ -1,8 +1,8 @@
 //! Matrix products with fused prologue and epilogue: the norm before a product, the gate or the residual addition after
 //! it.
 //!
-//! In a step of one or two rows, launches take as much time as reading the weights. So one launch computes the norm,
-//! the product, and the gate or the addition to the residual stream. With many rows only two fusions remain: a BF16
+//! In a step of few rows, launches take as much time as reading the weights. So one launch computes the norm, the
+//! product, and the gate or the addition to the residual stream. With many rows only two fusions remain: a BF16
 //! product of gate and up gates its result, and a product with split K (columns cut into slices) leaves the sums of its
 //! slices to the norm that reads them.
 //!
@@ -23,8 +23,10 @@ use crate::kernels::rows::norm::{self, Norm};
 use crate::kernels::{GROUP_COLS, Operand};
 use crate::memory::{floats, floats_mut, memory, read};
 
-/// Maximum rows of a fused launch: every block of the product computes the operand of all rows.
-const MAX_FUSED_ROWS: usize = 2;
+/// Maximum rows of a fused launch, and maximum values of more than two rows of the residual stream: every block of the
+/// product computes the operand of all rows, which beyond this takes longer than the launches that it saves.
+const MAX_FUSED_ROWS: usize = 8;
+const MAX_FUSED_VALUES: usize = 16 << 10;
 
 /// Device memory for the largest magnitudes of gated rows: the product of gate and up finds them, and the product that
 /// reads the gated rows uses them to scale its operand.
@@ -38,7 +40,7 @@ pub(crate) struct RowMaxima {
 /// The last product of an operation. It is launched late if the operation after it may become its epilogue.
 enum LastProduct {
     Complete,
-    /// A product of one or two rows, not launched yet.
+    /// A product of few rows, not launched yet.
     Fused(LinearProduct, DType),
     /// Gate and up of many rows, not launched yet.
     GatePair(LinearProduct, DType),
@@ -50,9 +52,10 @@ enum LastProduct {
 type Map<'a, 'b> = (&'a Linear, &'b mut Tensor);
 
 impl Gpu {
-    /// Whether operations of `num_rows` rows are fused into one launch.
-    pub(crate) fn fuses(&self, num_rows: usize) -> bool {
-        num_rows > 0 && num_rows <= MAX_FUSED_ROWS && self.current.is_step()
+    /// Whether operations are fused into one launch where the residual stream has `num_rows` rows of `width` values.
+    pub(crate) fn fuses(&self, num_rows: usize, width: usize) -> bool {
+        let is_small = num_rows <= 2 || num_rows <= MAX_FUSED_ROWS && num_rows * width <= MAX_FUSED_VALUES;
+        num_rows > 0 && is_small && self.current.is_step()
     }
 
     pub(crate) fn linears(&mut self, x: Input<'_>, maps: &mut [Map<'_, '_>]) -> Result<(), Error> {
@@ -186,7 +189,7 @@ impl Gpu {
     /// Computes the rows of an input.
     pub(crate) fn input<'a>(&mut self, input: Input<'a>) -> Result<&'a Tensor, Error> {
         let (x, norm) = self.prepare(input)?;
-        self.launch_norm(norm, x.rows())?;
+        self.launch_norm(norm, x)?;
         Ok(x)
     }
 
@@ -221,7 +224,7 @@ impl Gpu {
     fn norm_for_product(&mut self, x: &Tensor, norm: Norm, out: &mut Tensor) -> Result<Option<Norm>, Error> {
         assert_eq!((out.rows(), out.cols()), (x.rows(), x.cols()));
         let is_whole = norm.width as usize == out.cols();
-        if is_whole && self.fuses(out.rows()) && linear::takes_norm(norm.width) {
+        if is_whole && self.fuses(out.rows(), out.cols()) && linear::takes_norm(norm.width) {
             return Ok(Some(Norm { x: floats(x), out: floats_mut(out), ..norm }));
         }
         self.norm("rms_norm", floats(x), norm, out)?;
@@ -231,12 +234,13 @@ impl Gpu {
     /// Computes the RMSNorm of each group of `weight.len()` values: of a row, or of a head.
     pub(crate) fn rms_norm(&mut self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {
         let left = self.norm_for_product(x, norm_of(weight, None, eps), out)?;
-        self.launch_norm(left, out.rows())
+        self.launch_norm(left, out)
     }
 
-    /// Launches a norm of whole rows, if there is one. Writes no operand: products of one or two rows make their own.
-    fn launch_norm(&self, norm: Option<Norm>, num_rows: usize) -> Result<(), Error> {
-        norm.map_or(Ok(()), |norm| norm::norm(&self.device, "rms_norm", num_rows, &norm))
+    /// Launches a norm of whole rows, if there is one, which writes `out`, and the operand of `out` too if a product is
+    /// known to read it.
+    fn launch_norm(&self, norm: Option<Norm>, out: &Tensor) -> Result<(), Error> {
+        norm.map_or(Ok(()), |norm| norm::norm(&self.device, "rms_norm", out.rows(), &with_operand_of(out, norm)))
     }
 
     /// Launches `norm`, whose addresses of input and output are not set yet. Writes the operand of `out` too if a
@@ -244,11 +248,8 @@ impl Gpu {
     pub(crate) fn norm(&self, kernel: &'static str, x: u64, norm: Norm, out: &mut Tensor) -> Result<(), Error> {
         assert!(out.cols().is_multiple_of(norm.width as usize));
         let mut norm = Norm { x, out: floats_mut(out), ..norm };
-        if norm.width as usize == out.cols()
-            && let Some(operand) = memory(out).operand_to_write(out.rows())
-        {
-            norm.with_operand = 1;
-            norm.operand = operand;
+        if norm.width as usize == out.cols() {
+            norm = with_operand_of(out, norm);
         }
         norm::norm(&self.device, kernel, out.len() / norm.width as usize, &norm)
     }
@@ -323,7 +324,7 @@ impl Gpu {
             }
             return Ok(LastProduct::Complete);
         }
-        self.launch_norm(norm.take(), rows)?;
+        self.launch_norm(norm.take(), x)?;
         if self.cublas_products(x, maps)? {
             return Ok(LastProduct::Complete);
         }
@@ -338,11 +339,13 @@ impl Gpu {
 
     /// Whether a product can have a fused prologue and epilogue.
     fn can_fuse(&self, product: &LinearProduct, dtype: DType) -> bool {
+        let (rows, cols) = (product.num_rows as usize, product.cols as usize);
         // `linear_few` makes the operands of rows one after the other, which costs more than launches.
-        let pays = product.num_rows == 1 || few_rows_ring::serves(&self.device, dtype, product);
-        pays && self.fuses(product.num_rows as usize)
+        let pays = rows == 1 || few_rows_ring::serves(&self.device, dtype, product);
+        // The residual stream is on one side of the product.
+        pays && self.fuses(rows, cols.min(product.num_outputs()))
             && product.few_fits(&self.device, dtype)
-            && linear::makes_operand(product.cols as usize)
+            && linear::makes_operand(cols)
     }
 
     /// Launches a product together with the one before it, which has the same input in another format. Returns false,
@@ -374,7 +377,7 @@ impl Gpu {
         }
     }
 
-    /// Launches a product of one or two rows. What it does with `row_maxima`: a gated product finds the maxima of its
+    /// Launches a product of few rows. What it does with `row_maxima`: a gated product finds the maxima of its
     /// rows, if they are clear; the product after it uses them (`are_known`); any other product clears them. Returns
     /// whether maxima were found.
     fn launch_fused(&mut self, mut product: LinearProduct, dtype: DType, are_known: bool) -> Result<bool, Error> {
@@ -443,6 +446,14 @@ fn slice_sums(product: &LinearProduct) -> SliceSums {
 /// The operand of gated rows, to be written with them.
 fn operand_of_gate(gate: &Tensor) -> Option<Operand> {
     if elementwise::has_pieces(gate.cols()) { memory(gate).operand_to_write(gate.rows()) } else { None }
+}
+
+/// A norm of whole rows that writes the operand of `out` too, if a product is known to read it.
+fn with_operand_of(out: &Tensor, norm: Norm) -> Norm {
+    match memory(out).operand_to_write(out.rows()) {
+        Some(operand) => Norm { with_operand: 1, operand, ..norm },
+        None => norm,
+    }
 }
 
 /// A norm without the addresses of what it reads and writes.

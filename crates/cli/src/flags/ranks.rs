@@ -93,8 +93,11 @@ impl RankArgs {
         Ok(self.joined()?.as_ref().expect("just joined").ranks.as_ref().is_some_and(Ranks::follows))
     }
 
-    /// Returns the ranks for the model that they compute. There is one.
+    /// Returns the ranks for a model. Several ranks compute one model.
     pub(crate) fn take(&self) -> Result<Ranks> {
+        if self.ranks.is_none() {
+            return Ok(Ranks::One);
+        }
         let ranks = self.joined()?.as_mut().expect("just joined").ranks.take();
         ranks.ok_or_else(|| UsageError::because("--ranks: a second model cannot be computed by several ranks"))
     }
@@ -159,4 +162,27 @@ fn num_local(world: &mut World) -> Result<NonZeroUsize, pellucid_tensor::Error> 
 /// Returns whether an error only says that a rank ended with rank 0, which is no failure.
 pub(crate) fn is_end(error: &Error) -> bool {
     error.chain().any(|cause| matches!(cause.downcast_ref(), Some(pellucid::Error::RankEnded { .. })))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        ranks: RankArgs,
+    }
+
+    /// A benchmark or a proof with a draft model loads two.
+    #[test]
+    fn only_several_ranks_refuse_a_second_model() {
+        let one = Flags::parse_from(["pellucid"]).ranks;
+        assert!(matches!((one.take(), one.take()), (Ok(Ranks::One), Ok(Ranks::One))));
+        let two = Flags::parse_from(["pellucid", "--ranks", "2"]).ranks;
+        assert!(matches!(two.take(), Ok(Ranks::Threads(_))));
+        assert!(two.take().unwrap_err().to_string().contains("a second model"));
+    }
 }

@@ -117,7 +117,7 @@ fn launch_pairs_or_items(
 fn destination(gpu: &Gpu, num_rows: usize, out: &mut Output<'_>) -> (u64, u64) {
     match out {
         Output::Rows(out) => (floats_mut(out), 0),
-        Output::Residual(Residual { hidden, update, pending }) if gpu.fuses(num_rows) => {
+        Output::Residual(Residual { hidden, update, pending }) if gpu.fuses(num_rows, hidden.cols()) => {
             *pending = Pending::Nothing;
             (floats_mut(update), floats_mut(hidden))
         }

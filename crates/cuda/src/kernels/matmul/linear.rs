@@ -170,6 +170,11 @@ impl LinearProduct {
         device.launch("linear_f32_normed", Grid { blocks, threads: 32 * WARPS, shared_bytes }, &self)
     }
 
+    /// Returns the number of outputs of all parts, except that the last tile of a part counts as full.
+    pub(crate) fn num_outputs(&self) -> usize {
+        16 * self.num_tiles as usize
+    }
+
     /// Whether the rows fit into the shared memory of a kernel of few rows.
     pub(crate) fn few_fits(&self, device: &Device, dtype: DType) -> bool {
         few_rows_ring::serves(device, dtype, self) || few_rows::fits(device, self)
