@@ -10,6 +10,7 @@ pub(super) mod amx;
 pub(super) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
+pub(crate) mod file_block;
 #[cfg(target_arch = "aarch64")]
 pub(super) mod neon;
 pub(crate) mod panel_layout;

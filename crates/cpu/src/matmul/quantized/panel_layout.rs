@@ -19,12 +19,15 @@
 //! bits each, with registers 0 to 3 in the first 64 bytes.
 //!
 //! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose
-//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 % for Q3_K, whose values
-//! are stored in four bits, plus columns that fill up the last panel, plus a slice of zeros where K is an odd multiple
-//! of 32.
+//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 to 167 % for Q3_K, IQ3 and
+//! TQ, whose values are stored in four bits, plus columns that fill up the last panel, plus a slice of zeros where K is
+//! an odd multiple of 32.
 
-use pellucid_tensor::DType;
-use pellucid_tensor::quant::f16_to_f32;
+use pellucid_tensor::{DType, quant};
+
+use super::file_block::{
+    FileBlock, half, half_power_of_two, iq3_s, iq3_xxs, iq4_xs, k3, k6, k45, legacy4, legacy5, signed8, ternary,
+};
 
 /// Values of K in a slice.
 pub(crate) const SLICE_LEN: usize = 32;
@@ -193,26 +196,6 @@ pub(crate) trait QuantizedFormat: Copy + Send + Sync + 'static {
     fn read(block: &[u8]) -> FileBlock;
 }
 
-/// A block of a file, with integers and scales separated. Formats of 32 values use the first elements of each array.
-pub(crate) struct FileBlock {
-    /// As they are stored: codes or unsigned integers; signed ones for 8 bits.
-    integers: [u8; 256],
-    /// Bits of an f16, or of a bf16.
-    scale: u16,
-    min: u16,
-    /// One for each slice, or two for scales of 16 values.
-    scales: [u8; 16],
-    mins: [u8; 8],
-    /// Scales in f32, one for each slice.
-    singles: [f32; 8],
-}
-
-impl FileBlock {
-    fn new(scale: u16, min: u16) -> Self {
-        FileBlock { integers: [0; 256], scale, min, scales: [0; 16], mins: [0; 8], singles: [0.0; 8] }
-    }
-}
-
 /// Formats with an f16 scale for 32 values: activations have a scale for 32 values too. Two slices make a unit so that
 /// units fill cache lines.
 const fn float_scaled(bits: usize, offset_shift: Option<u32>, mins: Mins) -> PanelLayout {
@@ -240,6 +223,12 @@ const FOUR_BIT_FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -
 const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
 /// The values of Q3_K; there are eight.
 const THREE_BITS: [i8; 16] = [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
+
+/// The levels of IQ3_XXS and IQ3_S, which have signs apart, and of the ternary formats. Two bits of TQ2_0 have a fourth
+/// value, which no quantizer writes.
+const THREE_BIT_LEVELS: [i8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
+const ODD_NUMBERS: [i8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15];
+const TERNARY: [i8; 16] = [0, 1, -1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Formats with integer scales and a float scale for 256 values.
 const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> PanelLayout {
@@ -290,6 +279,10 @@ formats! {
     MXFP4: coded(FOUR_BIT_FLOATS, 4, Scales::BrainFloat), |b| legacy4(half_power_of_two(b[0]), 0, &b[1..]);
     IQ4_NL: coded(LEVELS, 7, Scales::Float), |b| legacy4(half(b, 0), 0, &b[2..]);
     IQ4_XS: coded(LEVELS, 7, Scales::Single), |b| iq4_xs(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
+    IQ3_XXS: coded(THREE_BIT_LEVELS, 7, Scales::Single), |b| iq3_xxs(b, &THREE_BIT_LEVELS);
+    IQ3_S: coded(ODD_NUMBERS, 4, Scales::Single), |b| iq3_s(b, &ODD_NUMBERS);
+    TQ1_0: coded(TERNARY, 3, Scales::Float), |b| ternary::<quant::TQ1_0>(b, half(b, 52), &TERNARY);
+    TQ2_0: coded(TERNARY, 3, Scales::Float), |b| ternary::<quant::TQ2_0>(b, half(b, 64), &TERNARY);
     // With the offset of Q6_K, so that both read the same sums of x.
     Q3_K: PanelLayout {
             integers: Some(plus_offset(THREE_BITS, 5)),
@@ -302,108 +295,6 @@ formats! {
         |b| k45(half(b, 0), half(b, 2), &b[4..16], Some(&b[16..48]), &b[48..]);
     Q6_K: super_block(6, Some(5), Scales::PerHalfSlice, Mins::None),
         |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
-}
-
-#[inline(always)]
-fn half(block: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([block[at], block[at + 1]])
-}
-
-/// The bits of 2^(e - 128) as bf16. The two smallest have no exponent bits left.
-#[inline(always)]
-fn half_power_of_two(e: u8) -> u16 {
-    if e < 2 { 0x0020 << e } else { (u16::from(e) - 1) << 7 }
-}
-
-#[inline(always)]
-fn legacy4(scale: u16, min: u16, qs: &[u8]) -> FileBlock {
-    let mut numbers = FileBlock::new(scale, min);
-    for j in 0..16 {
-        numbers.integers[j] = qs[j] & 0x0f;
-        numbers.integers[16 + j] = qs[j] >> 4;
-    }
-    numbers
-}
-
-#[inline(always)]
-fn legacy5(scale: u16, min: u16, qh: &[u8], qs: &[u8]) -> FileBlock {
-    let mut numbers = legacy4(scale, min, qs);
-    let high = u32::from_le_bytes([qh[0], qh[1], qh[2], qh[3]]);
-    for j in 0..32 {
-        numbers.integers[j] |= ((high >> j & 1) as u8) << 4;
-    }
-    numbers
-}
-
-#[inline(always)]
-fn signed8(scale: u16, qs: &[u8]) -> FileBlock {
-    let mut numbers = FileBlock::new(scale, 0);
-    numbers.integers[..32].copy_from_slice(qs);
-    numbers
-}
-
-#[inline(always)]
-fn k45(scale: u16, min: u16, packed: &[u8], qh: Option<&[u8]>, qs: &[u8]) -> FileBlock {
-    let mut numbers = FileBlock::new(scale, min);
-    for s in 0..4 {
-        numbers.scales[s] = packed[s] & 0x3f;
-        numbers.mins[s] = packed[s + 4] & 0x3f;
-        numbers.scales[s + 4] = packed[s + 8] & 0x0f | packed[s] >> 2 & 0x30;
-        numbers.mins[s + 4] = packed[s + 8] >> 4 | packed[s + 4] >> 2 & 0x30;
-    }
-    for s in 0..8 {
-        for j in 0..32 {
-            let low = qs[32 * (s / 2) + j] >> (4 * (s % 2)) & 0x0f;
-            numbers.integers[32 * s + j] = low | qh.map_or(0, |qh| (qh[j] >> s & 1) << 4);
-        }
-    }
-    numbers
-}
-
-#[inline(always)]
-fn k3(scale: u16, high: &[u8], qs: &[u8], packed: &[u8]) -> FileBlock {
-    let mut numbers = FileBlock::new(scale, 0);
-    for i in 0..16 {
-        let low = packed[i % 8] >> (4 * (i / 8)) & 0x0f;
-        numbers.scales[i] = (low | (packed[8 + i % 4] >> (2 * (i / 4)) & 3) << 4).wrapping_sub(32);
-    }
-    for s in 0..8 {
-        let (half, run) = (s / 4, s % 4);
-        for j in 0..32 {
-            numbers.integers[32 * s + j] = qs[32 * half + j] >> (2 * run) & 3 | (high[j] >> s & 1) << 2;
-        }
-    }
-    numbers
-}
-
-#[inline(always)]
-fn iq4_xs(scale: u16, scales_high: u16, scales_low: &[u8], qs: &[u8]) -> FileBlock {
-    let mut numbers = FileBlock::new(0, 0);
-    for s in 0..8 {
-        let low = scales_low[s / 2] >> (4 * (s % 2)) & 0x0f;
-        let high = (scales_high >> (2 * s) & 3) as u8;
-        numbers.singles[s] = f16_to_f32(scale) * f32::from((low | high << 4) as i8 - 32);
-        for j in 0..16 {
-            numbers.integers[32 * s + j] = qs[16 * s + j] & 0x0f;
-            numbers.integers[32 * s + 16 + j] = qs[16 * s + j] >> 4;
-        }
-    }
-    numbers
-}
-
-#[inline(always)]
-fn k6(scale: u16, ql: &[u8], qh: &[u8], scales: &[u8]) -> FileBlock {
-    let mut numbers = FileBlock::new(scale, 0);
-    numbers.scales.copy_from_slice(scales);
-    for s in 0..8 {
-        let (half, run) = (s / 4, s % 4);
-        for j in 0..32 {
-            let low = ql[64 * half + 32 * (run % 2) + j] >> (4 * (run / 2)) & 0x0f;
-            let high = qh[32 * half + j] >> (2 * run) & 3;
-            numbers.integers[32 * s + j] = low | high << 4;
-        }
-    }
-    numbers
 }
 
 /// Packs up to sixteen rows of a file into a panel. Columns without a row stay zero.
