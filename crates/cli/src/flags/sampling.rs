@@ -115,7 +115,7 @@ fn help(option: &SamplingOption) -> String {
         }
         _ if option.param() == "temperature" => {
             format!(
-                " [default: the model's recommendation, else {}; so for all options]",
+                " [default: the model's recommendation, else {}, in serve 1; so for all options]",
                 PELLUCID_DEFAULT.params().temperature
             )
         }

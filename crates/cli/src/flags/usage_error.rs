@@ -8,7 +8,11 @@ use std::fmt::{self, Display};
 use std::io::Write;
 
 use anyhow::Error;
+use clap::CommandFactory;
 use clap::error::{ContextKind, ErrorKind};
+
+use crate::flags::command_line::Cli;
+use crate::terminal::spelling;
 
 /// Exit status of an error of usage, which is also that of the library that parses the flags.
 pub(crate) const USAGE_STATUS: u8 = 2;
@@ -134,7 +138,19 @@ fn advice(error: &clap::Error) -> Option<String> {
     match error.kind() {
         ErrorKind::InvalidSubcommand if error.get(ContextKind::SuggestedSubcommand).is_none() => {
             let word = text(ContextKind::InvalidSubcommand)?;
-            Some(format!("there is no command {word:?}; to ask a model, write: pellucid run {word:?}"))
+            if word.starts_with('-') {
+                return None;
+            }
+            let is_nested = text(ContextKind::Usage).is_some_and(|usage| usage.contains("pellucid models"));
+            if is_nested {
+                return Some(format!("`pellucid models` has no command {word:?}; `pellucid rm MODEL` removes a model"));
+            }
+            let program = Cli::command();
+            let names = program.get_subcommands().map(clap::Command::get_name);
+            Some(match spelling::closest(&word, names) {
+                Some(name) => format!("there is no command {word:?}: did you mean pellucid {name}?"),
+                None => format!("there is no command {word:?}; to ask a model, write: pellucid run {word:?}"),
+            })
         }
         ErrorKind::UnknownArgument if text(ContextKind::Usage)?.contains("<COMMAND>") => {
             let flag = text(ContextKind::InvalidArg).filter(|flag| ["-m", "--model"].contains(&flag.as_str()))?;

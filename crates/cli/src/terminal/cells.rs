@@ -130,6 +130,26 @@ pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     lines
 }
 
+/// Breaks the lines of a text between words. What follows is indented like the text after a label, or by one column
+/// after a bracket.
+pub(crate) fn hanging(text: &str, columns: usize) -> String {
+    let line = |line: &str| {
+        let label = line.find("  ").map(|end| line.len() - line[end..].trim_start().len());
+        let indent = match label.filter(|&end| line.is_char_boundary(end) && width(&line[..end]) <= MAX_LABEL) {
+            Some(end) => end,
+            None => usize::from(line.starts_with(['[', '('])),
+        };
+        let (label, rest) = line.split_at(indent);
+        let lines = wrapped(rest, columns.saturating_sub(width(label)).max(MIN_WRAPPED));
+        format!("{label}{}", lines.join(&format!("\n{}", " ".repeat(width(label)))))
+    };
+    text.split('\n').map(line).collect::<Vec<String>>().join("\n")
+}
+
+/// Columns of the widest label of a line, and of the narrowest text beside it.
+const MAX_LABEL: usize = 24;
+const MIN_WRAPPED: usize = 20;
+
 /// Formats a probability as a percentage of at most six columns.
 pub(crate) fn share(probability: f64) -> String {
     let percent = 100.0 * probability;
@@ -155,6 +175,15 @@ pub(crate) fn bar(fraction: f64, columns: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_lines_hang_below_their_text() {
+        assert_eq!(hanging("model  a b c d e f g h i j k", 27), "model  a b c d e f g h i j\n       k");
+        assert_eq!(hanging("[one two three four five six]", 24), "[one two three four five\n six]");
+        assert_eq!(hanging("one two three four five six", 24), "one two three four five\nsix");
+        assert_eq!(hanging("short\n  /help  this list", 80), "short\n  /help  this list");
+        assert_eq!(hanging("", 80), "");
+    }
 
     #[test]
     fn nothing_of_a_token_stays_unseen() {

@@ -30,7 +30,7 @@ pub(crate) fn interrupted_status() -> u8 {
 /// A handle on the process's signal handlers.
 #[derive(Clone)]
 pub(crate) struct Interrupt {
-    cleanup: Arc<Mutex<Option<Cleanup>>>,
+    cleanups: Cleanups,
     state: Arc<AtomicU8>,
     listener: Arc<Mutex<Option<Listener>>>,
     /// Called for each SIGHUP; without it, SIGHUP is handled like Ctrl-C.
@@ -39,6 +39,9 @@ pub(crate) struct Interrupt {
 
 /// Called before the program exits; returns the message to print.
 type Cleanup = Box<dyn FnOnce() -> String + Send>;
+
+/// What is to be cleaned up, the innermost work last.
+type Cleanups = Arc<Mutex<Vec<Cleanup>>>;
 
 /// Called for each signal; nothing else happens then.
 type Listener = Box<dyn Fn() + Send>;
@@ -65,10 +68,14 @@ pub(crate) fn wait_if_exiting() {
 }
 
 /// Cleans up and exits.
-fn exit(cleanup: &Mutex<Option<Cleanup>>) -> ! {
+fn exit(cleanups: &Mutex<Vec<Cleanup>>) -> ! {
     IS_EXITING.store(true, Ordering::SeqCst);
-    let cleanup = cleanup.lock().unwrap_or_else(PoisonError::into_inner).take();
-    log::note_within_timeout(cleanup.map_or_else(String::new, |cleanup| format!("\ninterrupted: {}", cleanup())));
+    let cleanups = std::mem::take(&mut *cleanups.lock().unwrap_or_else(PoisonError::into_inner));
+    let messages: Vec<String> = cleanups.into_iter().rev().map(|cleanup| cleanup()).collect();
+    log::note_within_timeout(match &messages[..] {
+        [] => String::new(),
+        messages => format!("\ninterrupted: {}", messages.join("\n")),
+    });
     std::process::exit(interrupted_status().into());
 }
 
@@ -83,7 +90,7 @@ impl Interrupt {
     /// message.
     pub(crate) fn install() -> Interrupt {
         let interrupt = Interrupt {
-            cleanup: Arc::default(),
+            cleanups: Arc::default(),
             state: Arc::new(AtomicU8::new(EXIT)),
             listener: Arc::default(),
             reload: Arc::default(),
@@ -101,19 +108,19 @@ impl Interrupt {
         if let Some(listener) = &*self.listener.lock().unwrap_or_else(PoisonError::into_inner) {
             return listener();
         }
-        let cleanup = self.cleanup.clone();
+        let cleanups = self.cleanups.clone();
         if self.state.compare_exchange(RUNNING, STOP_REQUESTED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             // A command that waits for the reader of its standard output cannot see the request.
             let exit_if_stuck = move || {
                 if output::gets_stuck_within(STOP_TIMEOUT) {
-                    exit(&cleanup);
+                    exit(&cleanups);
                 }
             };
             // Without a thread, a second Ctrl-C exits.
             let _ = std::thread::Builder::new().spawn(exit_if_stuck);
             return;
         }
-        exit(&cleanup);
+        exit(&cleanups);
     }
 
     #[cfg(unix)]
@@ -124,10 +131,11 @@ impl Interrupt {
         }
     }
 
-    /// While the returned value lives, Ctrl-C calls `cleanup` and prints the message that it returns.
+    /// While the returned value lives, Ctrl-C calls `cleanup`, before those that were registered earlier, and prints the
+    /// messages that they return. Values end in the reverse order of their beginning.
     pub(crate) fn on_exit(&self, cleanup: impl FnOnce() -> String + Send + 'static) -> CleanupGuard {
-        *self.cleanup.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(cleanup));
-        CleanupGuard { cleanup: self.cleanup.clone() }
+        self.cleanups.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(cleanup));
+        CleanupGuard { cleanups: self.cleanups.clone() }
     }
 
     /// From now on every Ctrl-C and every SIGTERM calls `listener` and does nothing else.
@@ -208,7 +216,7 @@ impl Drop for StopRequest {
 /// Keeps a cleanup registered.
 #[must_use]
 pub(crate) struct CleanupGuard {
-    cleanup: Arc<Mutex<Option<Cleanup>>>,
+    cleanups: Cleanups,
 }
 
 /// Error of a command that Ctrl-C stopped and that has printed everything: only the exit status is left to set.
@@ -225,6 +233,6 @@ impl std::error::Error for Interrupted {}
 
 impl Drop for CleanupGuard {
     fn drop(&mut self) {
-        *self.cleanup.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        drop(self.cleanups.lock().unwrap_or_else(PoisonError::into_inner).pop());
     }
 }

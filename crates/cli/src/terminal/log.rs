@@ -17,6 +17,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
+use super::cells::hanging;
 use super::log_queue::LogQueue;
 
 /// Maximum bytes of a line.
@@ -83,7 +84,10 @@ pub(crate) fn note(text: &str) {
     match LOG.get() {
         Some(_) => tracing::info!("{text}"),
         // A standard error that cannot be written is no reason to stop.
-        None => drop(writeln!(io::stderr(), "{text}")),
+        None => drop(match terminal_size::terminal_size_of(io::stderr()) {
+            Some((columns, _)) => writeln!(io::stderr(), "{}", hanging(text, columns.0.into())),
+            None => writeln!(io::stderr(), "{text}"),
+        }),
     }
 }
 

@@ -12,6 +12,11 @@ pub(crate) fn closest<'k>(word: &str, known: impl IntoIterator<Item = &'k str>) 
     close.filter(|(distance, known)| *distance <= tolerated(known)).min().map(|(_, known)| known)
 }
 
+/// Whether the words differ by at most one character, or by two in the wrong order.
+pub(crate) fn is_slip(word: &str, known: &str) -> bool {
+    distance(&word.to_lowercase(), &known.to_lowercase()) <= 1
+}
+
 /// Returns the number of characters to insert, remove or replace to turn one word into the other; two characters in
 /// the wrong order count once.
 fn distance(a: &str, b: &str) -> usize {

@@ -104,6 +104,12 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
         (&["serve", "tiny"], "\"tiny\" needs a flag before it; models are given as in: pellucid serve --model tiny"),
         (&["pull", "qwen2.5-coder-15b"], "there is no model `qwen2.5-coder-15b`; did you mean qwen2.5-coder-1.5b?"),
         (&["run", "qwen25-coder", "hi"], "did you mean qwen2.5-coder-1.5b?"),
+        // Of the default's family, but near the name of another size; the beginning of names.
+        (&["run", "qwen15", "hi"], "did you mean qwen2.5-coder-1.5b?"),
+        (&["run", "qwen2.5", "hi"], "did you mean qwen2.5-coder-1.5b?"),
+        (&["run", "llama"], "did you mean llama3.2-3b? If the word is the prompt"),
+        (&["rnu", "hi"], "there is no command \"rnu\": did you mean pellucid run?"),
+        (&["models", "rm", "mine"], "`pellucid rm MODEL` removes a model"),
         (&["run", "smolm2"], "did you mean smollm2? If the word is the prompt, name a model with --model"),
         (&["inspect", no_toml], "bad.toml: not a model: expected"),
         (&["serve", "-m", no_toml, "--port", "0"], "bad.toml: not a model: expected"),

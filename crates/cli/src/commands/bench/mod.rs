@@ -72,8 +72,8 @@ pub(crate) struct BenchArgs {
     )]
     scheme: Option<String>,
 
-    /// Give the random model its first N layers only, on a machine that cannot
-    /// hold it
+    /// Give the random model its first N layers only, where memory cannot
+    /// hold them all
     #[arg(long, value_name = "N", verbatim_doc_comment)]
     layers: Option<usize>,
 

@@ -433,7 +433,9 @@ fn finish_sentence(finish: Option<&Finish>, limit: &Limit) -> String {
         (Some(Finish::MaxTokens), Limit::End(Some(end))) if *end != Finish::MaxTokens => {
             return finish_sentence(Some(end), &Limit::MaxTokens);
         }
-        (Some(Finish::MaxTokens), _) => "The reply has --max-tokens tokens; the model would continue.",
+        (Some(Finish::MaxTokens), _) => {
+            "The reply ended at the limit of tokens (--max-tokens); the model would continue."
+        }
         (Some(Finish::EndToken(Some(_))), _) => "The model chose an end token.",
         (Some(Finish::EndToken(None)), _) => "The grammar is complete, so the reply ends.",
         (Some(Finish::StopToken(_)), _) => "The model chose a token of --stop-token.",

@@ -33,9 +33,9 @@ use drafts::DraftSpeed;
 ///
 /// Random prompts are answered one at a time; then all again in batches, in
 /// another order, in chunks of several sizes, with and without cached prefixes,
-/// with preemption, with drafts, and, on a CPU, on one thread of one rank. Half are greedy,
-/// half are sampled. Tokens and log probabilities must agree to the bit. The last
-/// line is the verdict; the exit status is 1 if a reply differs.
+/// with preemption, with drafts, and, on a CPU, on one thread of one rank. Half are
+/// greedy, half are sampled. Tokens and log probabilities must agree to the bit.
+/// The last line is the verdict; the exit status is 1 if a reply differs.
 ///
 /// With --draft, a draft model proposes tokens too, and its acceptance and its
 /// speed-up on built-in prompts are measured at temperatures 0, 0.7 and 1.5.

@@ -212,6 +212,7 @@ pub(crate) fn run(
     let mut path = path;
     while let ChatEnd::Model(name) = chat.run(&mut answerer, wants_color && std::io::stdout().is_terminal(), output)? {
         let (max_tokens, speculate) = (answerer.max_tokens, answerer.speculate);
+        let _keep = chat.save_on_exit(&answerer.model.id, hub.store.root().join("chat_interrupted.json"), interrupt);
         // Two models may not fit into memory at once, so the old one is closed first.
         match hub.resolve(Some(&name)) {
             Ok(other) => {

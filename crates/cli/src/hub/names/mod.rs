@@ -40,8 +40,21 @@ impl Hub {
         let mut names: Vec<String> = known_models::names().map(str::to_owned).collect();
         names.extend(self.store.names().unwrap_or_default().into_keys());
         names.extend(self.store.manifests().unwrap_or_default().into_iter().map(|manifest| manifest.name));
-        let closest = spelling::closest(word, names.iter().map(String::as_str))?;
-        Some(known_models::find(closest).map_or(closest, |known| known.name).to_owned())
+        let listed = |name: &str| known_models::find(name).map_or(name, |known| known.name).to_owned();
+        let default = known_models::DEFAULT.name;
+        let begins = |name: &&String| name.to_lowercase().starts_with(&word.to_lowercase());
+        // A family, such as llama: the first of its models, the default before all others.
+        if word.len() >= MIN_FAMILY_LEN
+            && let Some(name) = names.iter().find(begins)
+        {
+            return Some(listed(name));
+        }
+        match spelling::closest(word, names.iter().map(String::as_str)) {
+            // One slip is enough for another family's name of two, but not for another size of the default's family.
+            Some(name) if family(word) != family(default) || spelling::is_slip(word, name) => Some(listed(name)),
+            _ if family(word) == family(default) => Some(default.to_owned()),
+            _ => None,
+        }
     }
 
     /// Rejects a path that exists and leads to something else than a model, before anything is read for it.
@@ -110,6 +123,14 @@ fn pullable(name: &str) -> Option<ModelRef> {
         Pick::File(file) => is_gguf(file).then_some(model),
         Pick::Any | Pick::Tag(_) => (!is_gguf(&model.repo)).then_some(model),
     }
+}
+
+/// Minimum letters of a word that is taken for the beginning of a name.
+const MIN_FAMILY_LEN: usize = 3;
+
+/// Returns the letters at the beginning of a name, in lower case: `qwen` of `Qwen2.5-0.5B`.
+fn family(name: &str) -> String {
+    name.chars().take_while(|c| c.is_alphabetic()).flat_map(char::to_lowercase).collect()
 }
 
 fn is_gguf(name: &str) -> bool {

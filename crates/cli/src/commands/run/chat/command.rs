@@ -74,12 +74,17 @@ fn read(word: &str, argument: &str) -> Result<ChatCommand, String> {
     let Some((names, arguments, _)) = found else { return Err(unknown(word)) };
     let usage = || format!("expected /{} {arguments}", names[0]).trim_end().to_owned();
     let given = (!argument.is_empty()).then(|| argument.to_owned());
-    let file = || given.as_ref().map(PathBuf::from).ok_or_else(usage);
+    let file = || given.as_deref().map(expanded).ok_or_else(usage);
     let command = match names[0] {
         "system" => ChatCommand::System(given.map(|text| if text == "\"\"" { String::new() } else { text })),
         "set" if given.is_none() => ChatCommand::Options,
         "set" => {
+            // Ollama's form.
+            let argument = argument.strip_prefix("parameter ").map_or(argument, str::trim_start);
             let (name, value) = argument.split_once(char::is_whitespace).ok_or_else(usage)?;
+            if name == "system" {
+                return Err("/system TEXT replaces the instructions".to_owned());
+            }
             ChatCommand::Set(name.to_owned(), value.trim().to_owned())
         }
         "explain" => {
@@ -100,10 +105,18 @@ fn read(word: &str, argument: &str) -> Result<ChatCommand, String> {
     Ok(command)
 }
 
+/// Returns a path; `~` at its beginning is the home, as in a shell.
+fn expanded(path: &str) -> PathBuf {
+    match (path.strip_prefix("~/"), std::env::home_dir()) {
+        (Some(rest), Some(home)) => home.join(rest),
+        _ => PathBuf::from(path),
+    }
+}
+
 /// Returns the error of an unknown command, with the closest known one.
 fn unknown(word: &str) -> String {
     let names = COMMANDS.iter().flat_map(|(names, ..)| names.iter().copied());
-    let advice = match spelling::closest(word, names) {
+    let advice = match spelling::closest(word, names).filter(|_| !word.is_empty()) {
         Some(name) => format!("did you mean /{name}?"),
         None => "/help lists the commands; a message that begins with a slash needs a space before it".to_owned(),
     };
@@ -120,6 +133,8 @@ mod tests {
         assert_eq!(read("Hello /help"), Ok(None));
         assert_eq!(read(" /usr/bin is a folder"), Ok(None), "a space makes it a message");
         assert_eq!(read("/set top-p 0.5"), Ok(Some(ChatCommand::Set("top-p".into(), "0.5".into()))));
+        assert_eq!(read("/set parameter top_p 1"), Ok(Some(ChatCommand::Set("top_p".into(), "1".into()))));
+        assert_eq!(read("/set system Be brief."), Err("/system TEXT replaces the instructions".into()));
         assert_eq!(read("/system  Be brief. "), Ok(Some(ChatCommand::System(Some("Be brief.".into())))));
         assert_eq!(read("/system \"\""), Ok(Some(ChatCommand::System(Some(String::new())))));
         assert_eq!(read("/system"), Ok(Some(ChatCommand::System(None))));
@@ -137,7 +152,7 @@ mod tests {
         let error = |line: &str| parse(line).unwrap().unwrap_err();
         assert_eq!(error("/hlep"), "there is no command /hlep: did you mean /help?");
         assert!(error("/usr/bin").ends_with("needs a space before it"), "{}", error("/usr/bin"));
-        assert!(error("/").starts_with("there is no command /:"));
+        assert!(error("/").starts_with("there is no command /: /help lists"), "{}", error("/"));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use crate::flags::speculation::drafters_text;
 use crate::flags::usage_error::without_os_codes;
 use crate::terminal::cells::one_line;
 use crate::terminal::format::grouped;
+use crate::terminal::interrupt::{CleanupGuard, Interrupt};
 use crate::terminal::log::note as say;
 use crate::terminal::output::{Output, is_output_error};
 use crate::terminal::spelling;
@@ -51,6 +52,17 @@ impl Chat {
         let input = Input::open(history)?;
         say("/help lists the commands, Ctrl-C stops a reply, Ctrl-D ends the chat");
         Ok(Chat { input, conversation: Conversation::new(system), sampling, file: None })
+    }
+
+    /// While the returned value lives, Ctrl-C ends the program and writes the conversation to a file before: loading a
+    /// model cannot be stopped, and a download takes long.
+    pub(super) fn save_on_exit(&self, model: &str, file: PathBuf, interrupt: &Interrupt) -> Option<CleanupGuard> {
+        let text = format!("{:#}\n", self.conversation.to_json(model));
+        let save = move || match std::fs::write(&file, text) {
+            Ok(()) => format!("the conversation is in {0}; in a chat, /load {0} goes on with it", file.display()),
+            Err(error) => without_os_codes(&format!("the conversation was not saved: {}: {error}", file.display())),
+        };
+        (self.conversation.num_turns() > 0).then(|| interrupt.on_exit(save))
     }
 
     /// Chats with one model until the user leaves it.
@@ -135,6 +147,16 @@ struct LastReply {
     num_tokens: usize,
     /// Why it ended; `None` if Ctrl-C ended it.
     finish: Option<Finish>,
+    /// The options that it was sampled with: `/set` may have changed them since.
+    sampled: Sampled,
+}
+
+/// Options of a reply, and where they come from.
+#[derive(Debug, Clone, Default)]
+struct Sampled {
+    params: SamplingParams,
+    origin: String,
+    preset: Option<Preset>,
 }
 
 impl LastReply {
@@ -156,8 +178,13 @@ impl LastReply {
 impl Session<'_, '_> {
     /// Answers a message and keeps both. A message that fails is not kept.
     fn ask(&mut self, message: String, output: &mut Output) -> Result<()> {
+        let sampled = Sampled {
+            params: self.answerer.sampling.clone(),
+            origin: self.chat.sampling.origin(&self.answerer.model.sampling),
+            preset: self.chat.sampling.preset(),
+        };
         let (prompt, reply) = self.answer(&message, output)?;
-        self.last = Some(LastReply { prompt, num_tokens: reply.num_tokens, finish: reply.finish });
+        self.last = Some(LastReply { prompt, num_tokens: reply.num_tokens, finish: reply.finish, sampled });
         self.chat.conversation.add(message, reply.text);
         Ok(())
     }
@@ -310,11 +337,11 @@ impl Session<'_, '_> {
         let explanation = Explanation {
             probe: None,
             name: self.answerer.model.id.clone(),
-            params: self.answerer.sampling.clone(),
+            params: last.sampled.params.clone(),
             plan: self.answerer.plan.clone(),
             thinking: self.answerer.thinking.clone(),
-            origin: self.chat.sampling.origin(&self.answerer.model.sampling),
-            preset: self.chat.sampling.preset(),
+            origin: last.sampled.origin.clone(),
+            preset: last.sampled.preset,
             loop_guard: self.answerer.loop_guard,
             stops: self.answerer.stops.clone(),
             speculate: self.answerer.speculate,
@@ -363,7 +390,8 @@ mod tests {
     #[test]
     fn an_explanation_has_the_tokens_of_the_reply_and_the_one_that_ended_it() {
         let part = |finish: Option<Finish>, max_tokens| {
-            let reply = LastReply { prompt: Prompt::Text(String::new()), num_tokens: 5, finish };
+            let reply =
+                LastReply { prompt: Prompt::Text(String::new()), num_tokens: 5, finish, sampled: Sampled::default() };
             reply.part(max_tokens)
         };
         assert!(matches!(part(Some(Finish::EndToken(Some(2))), None), (6, Limit::End(Some(_)))));
