@@ -95,8 +95,8 @@ pub(crate) fn report() {
             }
             let mut action = MaybeUninit::<libc::sigaction>::zeroed().assume_init();
             action.sa_sigaction = on_bus_error as *const () as libc::sighandler_t;
-            // A thread whose stack is exhausted has another one for handlers.
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            // On the thread's own stack: the small one for handlers does not hold the registers of AMX (11 KB).
+            action.sa_flags = libc::SA_SIGINFO;
             libc::sigemptyset(&mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
         }

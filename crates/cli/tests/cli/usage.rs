@@ -39,7 +39,7 @@ fn wrong_usage_exits_with_2_in_the_words_of_this_program() {
     std::fs::write(&lark, "start: foo\n").unwrap();
     std::fs::write(&cut, "{\"a\":\n").unwrap();
     let [lark, cut] = [&lark, &cut].map(|path| path.to_str().unwrap());
-    let cases: [(&[&str], &str); 66] = [
+    let cases: [(&[&str], &str); 71] = [
         (&["run", "hi", "-m", "tiny", "--grammar", lark], "--grammar: the grammar: line 1, column 8: no rule or token"),
         (
             &["run", "hi", "-m", "tiny", "--json-schema", cut],

@@ -188,7 +188,7 @@ impl ReadBody {
     }
 
     /// Parses the body, chooses the model that it names, and passes both to `work`, on a blocking thread if that may
-    /// take long. Waits before that until the model is loaded. The tenant's permit owns the memory from then on; both
+    /// take long: whatever its length, once a template has taken long for a short text. Waits before that until the model is loaded. The tenant's permit owns the memory from then on; both
     /// are held until the work is done, even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static, M: Served>(
         self,
@@ -196,7 +196,7 @@ impl ReadBody {
         choice: ModelChoice,
         work: impl FnOnce(Json, &Lease<M>) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Admission<M>), ApiError> {
-        let is_long = self.takes_long();
+        let is_long = self.takes_long() || choice.models.have_costly_template();
         self.parse_on(is_long, permit, choice, work).await
     }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use pellucid_engine::{EngineStats, Liveness, TenantId};
 use pellucid_generate::{GuardCount, LoadedEmbedder, LoadedModel};
+use pellucid_tokenizer::ChatTemplate;
 use tokio::sync::watch;
 
 use super::entries::Entries;
@@ -110,6 +111,15 @@ impl Models {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the chat template of a loaded model has taken long to render a short conversation.
+    pub(crate) fn have_costly_template(&self) -> bool {
+        let is_costly = |slot: &Slot| match &slot.state {
+            State::Ready(OpenModel::Text(model)) => model.template.as_ref().is_some_and(ChatTemplate::is_costly),
+            _ => false,
+        };
+        self.lock().iter().any(is_costly)
     }
 
     pub(super) fn notify(&self) {

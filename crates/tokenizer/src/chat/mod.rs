@@ -94,6 +94,11 @@ impl ChatTemplate {
         ['\'', '"'].iter().any(|quote| self.source.contains(&format!("{quote}{text}{quote}")))
     }
 
+    /// Whether a rendering so far took more work than the length of its conversation explains.
+    pub fn is_costly(&self) -> bool {
+        self.template.is_costly()
+    }
+
     /// Renders a conversation within the usual limits for its size; see [`ChatTemplate::render_within`].
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<Vec<Segment>, Error> {
         self.render_within(conversation, RenderLimits::for_size(conversation.num_bytes()))

@@ -98,6 +98,8 @@ async fn serve(upgrade: OnUpgrade, app: &SharedApp, caller: &Caller) {
         ping: PING_INTERVAL.min(app.limits.write_timeout),
         pong: app.limits.write_timeout,
         message: app.limits.body_timeout,
+        bytes_per_s: app.limits.min_transfer_rate,
+        grace: app.limits.body_grace(),
     };
     let assembler = Assembler::new(app.client_memory.clone(), caller.tenant.clone(), app.limits.max_body_bytes);
     let mut socket = Socket::new(TokioIo::new(stream), times, assembler);

@@ -20,6 +20,7 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use super::assembler::{Assembler, PAUSE_BYTES, Step, TextMessage};
 use super::close_reason::CloseReason;
 use super::frame::{self, Opcode};
+use crate::connection::transfer_rate::TransferRate;
 use crate::limits::client_memory::{HeldMemory, out_of_memory};
 
 /// Bytes that are read at once.
@@ -38,6 +39,15 @@ pub(super) struct SocketTimes {
     pub(super) pong: Duration,
     /// Maximum time for a message to arrive after its first byte.
     pub(super) message: Duration,
+    /// Minimum bytes a second of a message that has begun, as of a request body, and the time without any.
+    pub(super) bytes_per_s: u32,
+    pub(super) grace: Duration,
+}
+
+impl SocketTimes {
+    fn rate(self) -> TransferRate {
+        TransferRate::new(self.bytes_per_s, self.grace)
+    }
 }
 
 /// The server's side of a WebSocket over `stream`.
@@ -53,6 +63,8 @@ pub(super) struct Socket<S> {
     written: usize,
     /// Memory of `output`.
     output_memory: HeldMemory,
+    /// The credit of the unfinished message.
+    rate: TransferRate,
     /// When the last byte arrived.
     heard: Instant,
     /// When the ping was sent that no byte has followed.
@@ -73,6 +85,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
             written: 0,
             output_memory: assembler.account(),
             assembler,
+            rate: times.rate(),
             heard: now,
             pinged: None,
             timer: Box::pin(sleep_until(now + times.ping)),
@@ -96,6 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     pub(super) async fn next(&mut self) -> Result<TextMessage, CloseReason> {
         // The time that passed since the message began may be the server's.
         if self.assembler.restart_clock() {
+            self.rate = self.times.rate();
             self.set_timer();
         }
         loop {
@@ -165,7 +179,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
         self.input.drain(..num_processed);
         match step? {
             Step::Message(message) => return Ok(Some(message)),
-            Step::Begun => self.set_timer(),
+            Step::Begun => {
+                self.rate = self.times.rate();
+                self.set_timer();
+            }
             Step::NeedsFlush => {}
             Step::NeedsInput => {
                 self.flush().await?;
@@ -201,9 +218,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
             biased;
             read = self.stream.read_buf(&mut self.input) => match read {
                 Ok(0) | Err(_) => Err(CloseReason::Disconnected),
-                Ok(_) => {
+                Ok(len) => {
                     self.heard = Instant::now();
-                    if self.pinged.take().is_some() {
+                    self.rate.moved(len, self.heard);
+                    // Without an unfinished message, only the answer to a ping changes what is waited for.
+                    if self.pinged.take().is_some() || self.assembler.began().is_some() {
                         self.set_timer();
                     }
                     Ok(())
@@ -217,6 +236,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     fn check_times(&mut self, now: Instant) -> Result<(), CloseReason> {
         if self.assembler.began().is_some_and(|began| now >= began + self.times.message) {
             return Err(CloseReason::Late("the message did not arrive in time"));
+        }
+        if self.assembler.began().is_some() && now >= self.rate.wait(now) {
+            return Err(CloseReason::Late("the message arrives too slowly"));
         }
         match self.pinged {
             Some(pinged) if now >= pinged + self.times.pong => return Err(CloseReason::NoPong),
@@ -233,7 +255,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     /// Sets the timer to the next time that matters.
     fn set_timer(&mut self) {
         let life = self.pinged.map_or(self.heard + self.times.ping, |pinged| pinged + self.times.pong);
-        let message = self.assembler.began().map(|began| began + self.times.message);
+        let message =
+            self.assembler.began().map(|began| (began + self.times.message).min(self.rate.wait(Instant::now())));
         self.timer.as_mut().reset(message.map_or(life, |message| message.min(life)));
     }
 }

@@ -22,7 +22,7 @@ const LARGEST: &str = match str::from_utf8(&[b'x'; 1000]) {
     Err(_) => "",
 };
 const NEVER: Duration = Duration::from_secs(3600);
-const CALM: SocketTimes = SocketTimes { ping: NEVER, pong: NEVER, message: NEVER };
+const CALM: SocketTimes = SocketTimes { ping: NEVER, pong: NEVER, message: NEVER, bytes_per_s: 0, grace: NEVER };
 
 /// Returns a frame of a client; `first` is its first byte.
 fn frame(first: u8, payload: &[u8]) -> Vec<u8> {
@@ -318,6 +318,31 @@ fn a_message_that_stalls_is_given_up() {
             client.write_all(&frame(0x81, b"whole")).await.unwrap();
         });
         assert_eq!(message.unwrap().bytes, b"whole");
+    });
+}
+
+/// A client that sends a byte now and then would hold its message for the whole time that a message may take.
+#[test]
+fn a_message_that_trickles_in_is_given_up() {
+    run(async {
+        let trickle = |times: SocketTimes| async move {
+            let (mut socket, mut client) = connect(times, assembler(1 << 20, 1000).0);
+            let whole = frame(0x81, &[b'a'; 60]);
+            let sending = async {
+                for byte in whole {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                    if client.write_all(&[byte]).await.is_err() {
+                        break;
+                    }
+                }
+            };
+            tokio::select! { next = socket.next() => next, () = sending => socket.next().await }
+        };
+        let slow = SocketTimes { bytes_per_s: 10, grace: Duration::from_millis(20), ..CALM };
+        assert_eq!(trickle(slow).await.err(), Some(CloseReason::Late("the message arrives too slowly")));
+        // Positive control: the same bytes are enough for another rate.
+        let patient = SocketTimes { grace: Duration::from_secs(60), ..slow };
+        assert_eq!(trickle(patient).await.unwrap().bytes, [b'a'; 60]);
     });
 }
 

@@ -214,3 +214,23 @@ fn wrong_keys_are_throttled_by_address() {
     let (status, _) = Socket::open(&server, &format!("X-Forwarded-For: {guesser}\r\nX-Api-Key: guess-4\r\n"));
     assert_eq!(status, 429);
 }
+
+/// A short body leaves the threads of connections if the template takes long, whatever the length.
+#[test]
+fn a_costly_template_delays_no_other_client() {
+    let template = "{% for a in range(500) %}{% for b in range(200) %}{% endfor %}{% endfor %}\
+                    {% for m in messages %}{{ m.content }}{% endfor %}";
+    let server = Server::with(Setup { template, ..Setup::default() });
+    let (path, body) = ("/apply-template", chat_body(""));
+    // The first rendering tells that it is costly.
+    server.post(path, &body).ok();
+    let headers = [("Content-Type", "application/json")];
+    let clients: Vec<_> = (0..24).map(|_| server.send("POST", path, &headers, body.as_bytes())).collect();
+    server.get("/health").ok();
+    let is_answered = |client: &std::net::TcpStream| {
+        client.set_nonblocking(true).unwrap();
+        client.peek(&mut [0]).is_ok()
+    };
+    let num_answered = clients.iter().filter(|client| is_answered(client)).count();
+    assert!(num_answered < 12, "{num_answered} of 24 renderings were answered before /health");
+}

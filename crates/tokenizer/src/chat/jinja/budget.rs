@@ -39,7 +39,7 @@ const GRANT_BYTES: usize = 256 << 10;
 #[derive(Debug, Clone, Copy)]
 pub struct RenderLimits<'c> {
     /// Maximum units of work: one for each evaluated node of the template, and one for every 16 bytes of text that
-    /// are copied, compared or searched. A unit takes about 20 ns.
+    /// are copied, compared or searched. A unit takes 20 to 70 ns.
     pub max_work: u64,
     /// Maximum bytes of strings, lists and dictionaries that are held at one time, the conversation and the rendered
     /// text included.
@@ -51,7 +51,7 @@ pub struct RenderLimits<'c> {
 }
 
 impl RenderLimits<'_> {
-    /// Returns the usual limits for a conversation of `num_bytes` bytes: about a second of work, and memory for
+    /// Returns the usual limits for a conversation of `num_bytes` bytes: one or two seconds of work, and memory for
     /// several copies of the conversation.
     pub fn for_size(num_bytes: usize) -> RenderLimits<'static> {
         RenderLimits { max_work: 24_000_000, max_bytes: (32 << 20) + 12 * num_bytes, cancel: None, grant: None }
@@ -164,6 +164,11 @@ impl<'c> Budget<'c> {
                 grant: limits.grant.cloned(),
             }),
         }
+    }
+
+    /// Returns the units of work so far.
+    pub(super) fn work(&self) -> u64 {
+        self.limits.max_work - self.work_left.get()
     }
 
     /// Takes units of work.

@@ -26,6 +26,7 @@ mod variables;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value as Json;
 
@@ -43,7 +44,13 @@ pub use self::budget::{MemoryGrant, RenderLimits};
 pub(super) struct Template {
     program: Program,
     undeclared: HashSet<String>,
+    /// Whether a rendering took more work than its conversation explains.
+    is_costly: AtomicBool,
 }
+
+/// Units of work of a rendering that does not count as costly, and for each byte of the conversation: some milliseconds.
+const CHEAP_WORK: u64 = 100_000;
+const CHEAP_WORK_A_BYTE: u64 = 4;
 
 impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -55,7 +62,7 @@ impl Template {
     pub(super) fn compile(source: &str) -> Result<Template, Error> {
         let program = parser::parse(source).map_err(|failure| Error::TemplateSyntax(failure.describe()))?;
         let undeclared = variables::undeclared(&program);
-        Ok(Template { program, undeclared })
+        Ok(Template { program, undeclared, is_costly: AtomicBool::new(false) })
     }
 
     /// Whether the template reads a variable of this name without setting it.
@@ -76,7 +83,16 @@ impl Template {
         limits: RenderLimits<'_>,
     ) -> Result<Vec<Segment>, Error> {
         let budget = Budget::new(limits);
-        self.run(conversation, tokens, &budget).map_err(Failure::into_render_error)
+        let rendered = self.run(conversation, tokens, &budget);
+        if budget.work() > CHEAP_WORK + CHEAP_WORK_A_BYTE * conversation.num_bytes() as u64 {
+            self.is_costly.store(true, Ordering::Relaxed);
+        }
+        rendered.map_err(Failure::into_render_error)
+    }
+
+    /// Whether a rendering so far took more work than its conversation explains.
+    pub(super) fn is_costly(&self) -> bool {
+        self.is_costly.load(Ordering::Relaxed)
     }
 
     fn run(
