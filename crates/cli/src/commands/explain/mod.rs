@@ -462,12 +462,12 @@ mod tests {
     #[test]
     fn the_last_sentence_says_why_the_reply_has_no_more_tokens() {
         let sentence = |finish, limit| finish_sentence(Some(&finish), &limit);
-        assert!(sentence(Finish::MaxTokens, Limit::MaxTokens).starts_with("The reply has --max-tokens tokens"));
+        assert!(sentence(Finish::MaxTokens, Limit::MaxTokens).starts_with("The reply ended at the limit"));
         assert_eq!(sentence(Finish::MaxTokens, Limit::First { total: 9 }), "The reply has 9 tokens.");
         assert_eq!(sentence(Finish::MaxTokens, Limit::End(None)), "Ctrl-C stopped the reply here.");
         assert_eq!(sentence(Finish::MaxTokens, Limit::End(Some(Finish::ContextFull))), "The context is full.");
         let cut = Limit::End(Some(Finish::MaxTokens));
-        assert!(sentence(Finish::MaxTokens, cut).starts_with("The reply has --max-tokens tokens"));
+        assert!(sentence(Finish::MaxTokens, cut).starts_with("The reply ended at the limit"));
         assert_eq!(sentence(Finish::EndToken(Some(2)), Limit::End(None)), "The model chose an end token.");
         assert!(sentence(Finish::EndToken(None), Limit::MaxTokens).starts_with("The grammar is complete"));
     }

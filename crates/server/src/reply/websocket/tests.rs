@@ -338,7 +338,7 @@ fn a_message_that_trickles_in_is_given_up() {
             };
             tokio::select! { next = socket.next() => next, () = sending => socket.next().await }
         };
-        let slow = SocketTimes { bytes_per_s: 10, grace: Duration::from_millis(20), ..CALM };
+        let slow = SocketTimes { bytes_per_s: 10_000, grace: Duration::from_millis(20), ..CALM };
         assert_eq!(trickle(slow).await.err(), Some(CloseReason::Late("the message arrives too slowly")));
         // Positive control: the same bytes are enough for another rate.
         let patient = SocketTimes { grace: Duration::from_secs(60), ..slow };
