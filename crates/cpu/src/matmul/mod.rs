@@ -40,7 +40,7 @@ use product::ProductPart;
 use quantized::activations::QuantizedRows;
 #[cfg(target_arch = "aarch64")]
 use quantized::neon;
-use quantized::panel_layout::{NUM_INPUT_FORMS, QuantizedFormat, with_quantized_format};
+use quantized::panel_layout::{NUM_INPUT_FORMS, QuantizedFormat, with_kernel_format};
 use quantized::scalar;
 #[cfg(target_arch = "x86_64")]
 use quantized::{amx, avx2, avx512};
@@ -169,7 +169,7 @@ impl Multiplier {
                 match (&gate.weight.stored, &up.weight.stored) {
                     (Stored::Packed(first), Stored::Packed(second)) => {
                         let rows = &inputs.quantized[first.layout.input_form()];
-                        with_quantized_format!(gate.weight.dtype, F => {
+                        with_kernel_format!(gate.weight.dtype, F => {
                             wide_panels::<F, 2>(kernel, part, [first, second], rows, join);
                         });
                     }
@@ -241,7 +241,7 @@ impl Multiplier {
         match (kernel, &product.weight.stored) {
             (_, Stored::Packed(weight)) => {
                 let rows = &inputs.quantized[weight.layout.input_form()];
-                with_quantized_format!(dtype, F => packed_panels::<F>(kernel, weight, part, rows));
+                with_kernel_format!(dtype, F => packed_panels::<F>(kernel, weight, part, rows));
             }
             (Kernel::FloatFourRows, Stored::Unquantized(weight)) => {
                 let first_row = part.blocks.start * BLOCK_ROWS;

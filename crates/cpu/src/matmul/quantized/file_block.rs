@@ -152,7 +152,10 @@ pub(super) fn iq3_s(block: &[u8], levels: &[i8; 16]) -> FileBlock {
     codes_of::<quant::IQ3_S>(block, levels, std::array::from_fn(single))
 }
 
-pub(super) fn ternary<F: BlockFormat>(block: &[u8], scale: u16, levels: &[i8; 16]) -> FileBlock {
-    let numbers = codes_of::<F>(block, levels, [f16_to_f32(scale); 8]);
+/// A ternary block with the codes of Q4_0, which are the values plus 8. Two bits of TQ2_0 have a fourth value, 2, which
+/// no quantizer writes.
+pub(super) fn ternary<F: BlockFormat>(block: &[u8], scale: u16) -> FileBlock {
+    const VALUES: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
+    let numbers = codes_of::<F>(block, &VALUES, [f16_to_f32(scale); 8]);
     FileBlock { scale, ..numbers }
 }

@@ -19,9 +19,9 @@
 //! bits each, with registers 0 to 3 in the first 64 bytes.
 //!
 //! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose
-//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 to 167 % for Q3_K, IQ3 and
-//! TQ, whose values are stored in four bits, plus columns that fill up the last panel, plus a slice of zeros where K is
-//! an odd multiple of 32.
+//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 to 167 % for Q3_K, IQ3
+//! and TQ, whose values are stored in four bits, plus columns that fill up the last panel, plus a slice of zeros where K
+//! is an odd multiple of 32.
 
 use pellucid_tensor::{DType, quant};
 
@@ -224,11 +224,9 @@ const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 3
 /// The values of Q3_K; there are eight.
 const THREE_BITS: [i8; 16] = [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The levels of IQ3_XXS and IQ3_S, which have signs apart, and of the ternary formats. Two bits of TQ2_0 have a fourth
-/// value, which no quantizer writes.
+/// The levels of IQ3_XXS and IQ3_S, which have signs apart.
 const THREE_BIT_LEVELS: [i8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
 const ODD_NUMBERS: [i8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15];
-const TERNARY: [i8; 16] = [0, 1, -1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
 
 /// Formats with integer scales and a float scale for 256 values.
 const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> PanelLayout {
@@ -236,23 +234,12 @@ const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, min
 }
 
 macro_rules! formats {
-    ($($name:ident: $layout:expr, $read:expr;)*) => {
-        $(
-            #[derive(Debug, Clone, Copy)]
-            #[allow(non_camel_case_types)]
-            pub(crate) struct $name;
-
-            impl QuantizedFormat for $name {
-                const DTYPE: DType = DType::$name;
-                const LAYOUT: PanelLayout = $layout;
-
-                #[inline(always)]
-                fn read(block: &[u8]) -> FileBlock {
-                    let read: fn(&[u8; Self::DTYPE.block_bytes()]) -> FileBlock = $read;
-                    read(block.try_into().expect("one block"))
-                }
-            }
-        )*
+    (
+        kernels { $($name:ident: $layout:expr, $read:expr;)* }
+        packed { $($other:ident as $kernel:ident: $read_other:expr;)* }
+    ) => {
+        $(file_format!($name, $layout, $read);)*
+        $(file_format!($other, $kernel::LAYOUT, $read_other);)*
 
         /// Evaluates an expression with `$format` as a format's type; `None` if the format has no integer kernels.
         macro_rules! with_quantized_format {
@@ -262,39 +249,84 @@ macro_rules! formats {
                         type $format = $crate::matmul::quantized::panel_layout::$name;
                         Some($body)
                     })*
+                    $(pellucid_tensor::DType::$other => {
+                        type $format = $crate::matmul::quantized::panel_layout::$other;
+                        Some($body)
+                    })*
                     _ => None,
                 }
             };
         }
         pub(crate) use with_quantized_format;
+
+        /// The same with the format whose kernels a packed format uses.
+        macro_rules! with_kernel_format {
+            ($dtype:expr, $format:ident => $body:expr) => {
+                match $dtype {
+                    $(pellucid_tensor::DType::$name => {
+                        type $format = $crate::matmul::quantized::panel_layout::$name;
+                        Some($body)
+                    })*
+                    $(pellucid_tensor::DType::$other => {
+                        type $format = $crate::matmul::quantized::panel_layout::$kernel;
+                        Some($body)
+                    })*
+                    _ => None,
+                }
+            };
+        }
+        pub(crate) use with_kernel_format;
+    };
+}
+
+macro_rules! file_format {
+    ($name:ident, $layout:expr, $read:expr) => {
+        #[derive(Debug, Clone, Copy)]
+        #[allow(non_camel_case_types)]
+        pub(crate) struct $name;
+
+        impl QuantizedFormat for $name {
+            const DTYPE: DType = DType::$name;
+            const LAYOUT: PanelLayout = $layout;
+
+            #[inline(always)]
+            fn read(block: &[u8]) -> FileBlock {
+                let read: fn(&[u8; Self::DTYPE.block_bytes()]) -> FileBlock = $read;
+                read(block.try_into().expect("one block"))
+            }
+        }
     };
 }
 
 formats! {
-    Q4_0: float_scaled(4, Some(3), Mins::None), |b| legacy4(half(b, 0), 0, &b[2..]);
-    Q4_1: float_scaled(4, None, Mins::Float), |b| legacy4(half(b, 0), half(b, 2), &b[4..]);
-    Q5_0: float_scaled(5, Some(4), Mins::None), |b| legacy5(half(b, 0), 0, &b[2..6], &b[6..]);
-    Q5_1: float_scaled(5, None, Mins::Float), |b| legacy5(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
-    Q8_0: float_scaled(8, Some(7), Mins::None), |b| signed8(half(b, 0), &b[2..]);
-    MXFP4: coded(FOUR_BIT_FLOATS, 4, Scales::BrainFloat), |b| legacy4(half_power_of_two(b[0]), 0, &b[1..]);
-    IQ4_NL: coded(LEVELS, 7, Scales::Float), |b| legacy4(half(b, 0), 0, &b[2..]);
-    IQ4_XS: coded(LEVELS, 7, Scales::Single), |b| iq4_xs(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
-    IQ3_XXS: coded(THREE_BIT_LEVELS, 7, Scales::Single), |b| iq3_xxs(b, &THREE_BIT_LEVELS);
-    IQ3_S: coded(ODD_NUMBERS, 4, Scales::Single), |b| iq3_s(b, &ODD_NUMBERS);
-    TQ1_0: coded(TERNARY, 3, Scales::Float), |b| ternary::<quant::TQ1_0>(b, half(b, 52), &TERNARY);
-    TQ2_0: coded(TERNARY, 3, Scales::Float), |b| ternary::<quant::TQ2_0>(b, half(b, 64), &TERNARY);
-    // With the offset of Q6_K, so that both read the same sums of x.
-    Q3_K: PanelLayout {
-            integers: Some(plus_offset(THREE_BITS, 5)),
-            ..super_block(4, Some(5), Scales::PerHalfSlice, Mins::None)
-        },
-        |b| k3(half(b, 108), &b[..32], &b[32..96], &b[96..108]);
-    Q4_K: super_block(4, None, Scales::PerSlice, Mins::PerSlice),
-        |b| k45(half(b, 0), half(b, 2), &b[4..16], None, &b[16..]);
-    Q5_K: super_block(5, None, Scales::PerSlice, Mins::PerSlice),
-        |b| k45(half(b, 0), half(b, 2), &b[4..16], Some(&b[16..48]), &b[48..]);
-    Q6_K: super_block(6, Some(5), Scales::PerHalfSlice, Mins::None),
-        |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
+    kernels {
+        Q4_0: float_scaled(4, Some(3), Mins::None), |b| legacy4(half(b, 0), 0, &b[2..]);
+        Q4_1: float_scaled(4, None, Mins::Float), |b| legacy4(half(b, 0), half(b, 2), &b[4..]);
+        Q5_0: float_scaled(5, Some(4), Mins::None), |b| legacy5(half(b, 0), 0, &b[2..6], &b[6..]);
+        Q5_1: float_scaled(5, None, Mins::Float), |b| legacy5(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
+        Q8_0: float_scaled(8, Some(7), Mins::None), |b| signed8(half(b, 0), &b[2..]);
+        MXFP4: coded(FOUR_BIT_FLOATS, 4, Scales::BrainFloat), |b| legacy4(half_power_of_two(b[0]), 0, &b[1..]);
+        IQ4_NL: coded(LEVELS, 7, Scales::Float), |b| legacy4(half(b, 0), 0, &b[2..]);
+        IQ4_XS: coded(LEVELS, 7, Scales::Single), |b| iq4_xs(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
+        IQ3_XXS: coded(THREE_BIT_LEVELS, 7, Scales::Single), |b| iq3_xxs(b, &THREE_BIT_LEVELS);
+        IQ3_S: coded(ODD_NUMBERS, 4, Scales::Single), |b| iq3_s(b, &ODD_NUMBERS);
+        // With the offset of Q6_K, so that both read the same sums of x.
+        Q3_K: PanelLayout {
+                integers: Some(plus_offset(THREE_BITS, 5)),
+                ..super_block(4, Some(5), Scales::PerHalfSlice, Mins::None)
+            },
+            |b| k3(half(b, 108), &b[..32], &b[32..96], &b[96..108]);
+        Q4_K: super_block(4, None, Scales::PerSlice, Mins::PerSlice),
+            |b| k45(half(b, 0), half(b, 2), &b[4..16], None, &b[16..]);
+        Q5_K: super_block(5, None, Scales::PerSlice, Mins::PerSlice),
+            |b| k45(half(b, 0), half(b, 2), &b[4..16], Some(&b[16..48]), &b[48..]);
+        Q6_K: super_block(6, Some(5), Scales::PerHalfSlice, Mins::None),
+            |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
+    }
+    packed {
+        TQ1_0 as Q4_0: |b| ternary::<quant::TQ1_0>(b, half(b, 52));
+        TQ2_0 as Q4_0: |b| ternary::<quant::TQ2_0>(b, half(b, 64));
+    }
 }
 
 /// Packs up to sixteen rows of a file into a panel. Columns without a row stay zero.
