@@ -20,7 +20,7 @@ enum Rounding {
 }
 
 /// The formats that have kernels; the others decode rows first and are checked by `suites::operations`.
-const FORMATS: [(DType, Rounding); 19] = [
+const FORMATS: [(DType, Rounding); 18] = [
     (DType::F32, Rounding::None),
     (DType::F16, Rounding::None),
     (DType::BF16, Rounding::None),
@@ -32,8 +32,7 @@ const FORMATS: [(DType, Rounding); 19] = [
     (DType::MXFP4, Rounding::Groups(32)),
     (DType::IQ4_NL, Rounding::Groups(32)),
     (DType::IQ4_XS, Rounding::Groups(32)),
-    (DType::IQ3_XXS, Rounding::Groups(32)),
-    (DType::IQ3_S, Rounding::Groups(32)),
+    (DType::IQ3_S, Rounding::Groups(256)),
     (DType::TQ1_0, Rounding::Groups(32)),
     (DType::TQ2_0, Rounding::Groups(32)),
     (DType::Q3_K, Rounding::Groups(256)),

@@ -122,10 +122,10 @@ pub(super) enum InputForm {
 
 /// Returns the kernel that multiplies `num_rows` rows of x with a weight in `dtype`.
 ///
-/// *Quantized* are Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q3_K, Q4_K, Q5_K
-/// and Q6_K, *floats* are F32, F16 and BF16, *others* are all other formats. A line that names a format goes before one
-/// that names its group. A block has 16 rows ([`BLOCK_ROWS`]). So one row of Q4_K on a machine with AMX is multiplied by
-/// `Avx512ByRow`, by VNNI instructions: AMX begins with the fifth row.
+/// *Quantized* are Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q3_K, Q4_K, Q5_K and
+/// Q6_K, *floats* are F32, F16 and BF16, *others* are all other formats. A line that names a format goes before one
+/// that names its group. A block has 16 rows ([`BLOCK_ROWS`]). So one row of Q4_K on a machine with AMX is multiplied
+/// by `Avx512ByRow`, by VNNI instructions: AMX begins with the fifth row.
 ///
 /// | instructions     | format      | rows   | kernel                     | file                                    |
 /// |------------------|-------------|--------|----------------------------|-----------------------------------------|

@@ -3,13 +3,13 @@
 //!
 //! Each format has one definition of its arithmetic, whatever the number of rows:
 //!
-//! - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ3_XXS, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q3_K to Q6_K
-//!   ([`quantized`]): x is rounded to 8-bit integers, row by row; integers are multiplied and added exactly, and the scales are applied in the order that
-//!   [`quantized::scalar`] defines. Integer sums do not depend on the instruction that computes them, so every
-//!   instruction set gives the same bits, for one row and for many.
+//! - Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, MXFP4, IQ3_S, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q3_K to Q6_K ([`quantized`]): x is
+//!   rounded to 8-bit integers, row by row; integers are multiplied and added exactly, and the scales are applied in
+//!   the order that [`quantized::scalar`] defines. Integer sums do not depend on the instruction that computes them,
+//!   so every instruction set gives the same bits, for one row and for many.
 //! - F32, F16, BF16 ([`unquantized`]): f32 multiply-adds in a fixed order. With AMX, BF16 is multiplied by bf16 tiles
 //!   instead.
-//! - All others, among them NVFP4, FP8, Q2_K, IQ1 and IQ2 ([`decoded`]): rows of w are decoded to f32 first.
+//! - All others, among them NVFP4, FP8, Q2_K, IQ3_XXS, IQ1 and IQ2 ([`decoded`]): rows of w are decoded to f32 first.
 //!
 //! Threads divide panels of sixteen columns and blocks of sixteen rows among them ([`task_grid`]), never parts of a
 //! sum.

@@ -124,38 +124,31 @@ pub(super) fn k6(scale: u16, ql: &[u8], qh: &[u8], scales: &[u8]) -> FileBlock {
     numbers
 }
 
-/// A format of which values are integers times the scale of 32, with a table of the integers: reads the values, and
-/// finds their codes. A scale of zero makes every code right.
+/// Returns the integers of a block of 256 values, which are integers times the scale of 32, plus `offset`. With a scale
+/// of zero any integer is right.
 #[inline(always)]
-fn codes_of<F: BlockFormat>(block: &[u8], integers: &[i8; 16], singles: [f32; 8]) -> FileBlock {
+fn integers_of<F: BlockFormat>(block: &[u8], offset: i8, scales: [f32; 8]) -> [u8; 256] {
     let mut values = [0.0; 256];
     F::decode(block, &mut values);
-    let mut numbers = FileBlock::new(0, 0);
-    numbers.singles = singles;
-    for (i, value) in values.into_iter().enumerate() {
-        // Exact: the scale has at most 16 significant bits, and the integer 6.
-        let integer = (value / singles[i / 32]) as i8;
-        numbers.integers[i] = integers.iter().position(|&known| known == integer).unwrap_or(0) as u8;
-    }
+    // Exact: a scale has at most 16 significant bits, and an integer 4.
+    std::array::from_fn(|i| ((values[i] / scales[i / 32]) as i8).wrapping_add(offset) as u8)
+}
+
+/// A block of IQ3_S with the integers of Q6_K, plus 32, and its scales of 16 values.
+pub(super) fn iq3_s(block: &[u8]) -> FileBlock {
+    let d = half(block, 0);
+    let scale = |s: usize| 1 + 2 * (block[106 + s / 2] >> (4 * (s % 2)) & 0x0f);
+    let singles = std::array::from_fn(|s| f16_to_f32(d) * f32::from(scale(s)));
+    let mut numbers = FileBlock::new(d, 0);
+    numbers.integers = integers_of::<quant::IQ3_S>(block, 32, singles);
+    numbers.scales = std::array::from_fn(|half| scale(half / 2));
     numbers
 }
 
-pub(super) fn iq3_xxs(block: &[u8], levels: &[i8; 16]) -> FileBlock {
-    let scale = |s: usize| f32::from(block[69 + 4 * s] >> 4);
-    let single = |s: usize| f16_to_f32(half(block, 0)) * (0.5 + scale(s)) * 0.5;
-    codes_of::<quant::IQ3_XXS>(block, levels, std::array::from_fn(single))
-}
-
-pub(super) fn iq3_s(block: &[u8], levels: &[i8; 16]) -> FileBlock {
-    let scale = |s: usize| f32::from(1 + 2 * (block[106 + s / 2] >> (4 * (s % 2)) & 0x0f));
-    let single = |s: usize| f16_to_f32(half(block, 0)) * scale(s);
-    codes_of::<quant::IQ3_S>(block, levels, std::array::from_fn(single))
-}
-
-/// A ternary block with the codes of Q4_0, which are the values plus 8. Two bits of TQ2_0 have a fourth value, 2, which
-/// no quantizer writes.
+/// A ternary block with the integers of Q4_0, plus 8. Two bits of TQ2_0 have a fourth value, 2, which no quantizer
+/// writes.
 pub(super) fn ternary<F: BlockFormat>(block: &[u8], scale: u16) -> FileBlock {
-    const VALUES: [i8; 16] = [-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7];
-    let numbers = codes_of::<F>(block, &VALUES, [f16_to_f32(scale); 8]);
-    FileBlock { scale, ..numbers }
+    let mut numbers = FileBlock::new(scale, 0);
+    numbers.integers = integers_of::<F>(block, 8, [f16_to_f32(scale); 8]);
+    numbers
 }

@@ -19,14 +19,14 @@
 //! bits each, with registers 0 to 3 in the first 64 bytes.
 //!
 //! Size: that of the file, plus 2.8 % for Q4_K, 2.3 % for Q5_K and 1 % for Q6_K, whose scales become bytes and whose
-//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 to 167 % for Q3_K, IQ3
-//! and TQ, whose values are stored in four bits, plus columns that fill up the last panel, plus a slice of zeros where K
-//! is an odd multiple of 32.
+//! units fill cache lines, 6 % for MXFP4, 18 % for IQ4_XS, whose scales become floats, and 36 to 167 % for Q3_K,
+//! IQ3_S and TQ, whose values are stored in four or six bits, plus columns that fill up the last panel, plus a slice of
+//! zeros where K is an odd multiple of 32.
 
 use pellucid_tensor::{DType, quant};
 
 use super::file_block::{
-    FileBlock, half, half_power_of_two, iq3_s, iq3_xxs, iq4_xs, k3, k6, k45, legacy4, legacy5, signed8, ternary,
+    FileBlock, half, half_power_of_two, iq3_s, iq4_xs, k3, k6, k45, legacy4, legacy5, signed8, ternary,
 };
 
 /// Values of K in a slice.
@@ -224,10 +224,6 @@ const LEVELS: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 3
 /// The values of Q3_K; there are eight.
 const THREE_BITS: [i8; 16] = [-4, -3, -2, -1, 0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The levels of IQ3_XXS and IQ3_S, which have signs apart.
-const THREE_BIT_LEVELS: [i8; 16] = [4, 12, 20, 28, 36, 44, 52, 62, -4, -12, -20, -28, -36, -44, -52, -62];
-const ODD_NUMBERS: [i8; 16] = [1, 3, 5, 7, 9, 11, 13, 15, -1, -3, -5, -7, -9, -11, -13, -15];
-
 /// Formats with integer scales and a float scale for 256 values.
 const fn super_block(bits: usize, offset_shift: Option<u32>, scales: Scales, mins: Mins) -> PanelLayout {
     PanelLayout { slices: 8, group: 8, bits, integers: None, offset_shift, scales, mins }
@@ -308,8 +304,6 @@ formats! {
         MXFP4: coded(FOUR_BIT_FLOATS, 4, Scales::BrainFloat), |b| legacy4(half_power_of_two(b[0]), 0, &b[1..]);
         IQ4_NL: coded(LEVELS, 7, Scales::Float), |b| legacy4(half(b, 0), 0, &b[2..]);
         IQ4_XS: coded(LEVELS, 7, Scales::Single), |b| iq4_xs(half(b, 0), half(b, 2), &b[4..8], &b[8..]);
-        IQ3_XXS: coded(THREE_BIT_LEVELS, 7, Scales::Single), |b| iq3_xxs(b, &THREE_BIT_LEVELS);
-        IQ3_S: coded(ODD_NUMBERS, 4, Scales::Single), |b| iq3_s(b, &ODD_NUMBERS);
         // With the offset of Q6_K, so that both read the same sums of x.
         Q3_K: PanelLayout {
                 integers: Some(plus_offset(THREE_BITS, 5)),
@@ -324,6 +318,7 @@ formats! {
             |b| k6(half(b, 208), &b[..128], &b[128..192], &b[192..208]);
     }
     packed {
+        IQ3_S as Q6_K: |b| iq3_s(b);
         TQ1_0 as Q4_0: |b| ternary::<quant::TQ1_0>(b, half(b, 52));
         TQ2_0 as Q4_0: |b| ternary::<quant::TQ2_0>(b, half(b, 64));
     }
