@@ -16,7 +16,7 @@ use crate::driver::{Device, Grid};
 use crate::gpu::{Conversion, Gpu, Purpose};
 use crate::kernels;
 use crate::kernels::rows::elementwise::{
-    self, Angles, Elementwise, Embed, GateByColumns, JoinHeads, MovedRows, ReadBytes, Rotation,
+    self, Angles, Elementwise, Embed, GateByColumns, JoinHeads, ReadBytes, Rotation,
 };
 use crate::kernels::rows::norm::Norm;
 use crate::memory::{DeviceMemory, copy_row, floats, floats_mut, memory, read};
@@ -286,18 +286,12 @@ impl Backend for CudaBackend {
 
     fn gather_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
         assert_eq!((out.rows(), out.cols()), (rows.len(), x.cols()));
-        assert!(rows.iter().all(|&row| (row as usize) < x.rows()), "rows of x");
-        let rows_address = self.gpu().index(Purpose::Ids, rows)?;
-        let moved = MovedRows { x: floats(x), rows: rows_address, out: floats_mut(out), cols: x.cols() as u32 };
-        moved.launch(&self.device, "gather_rows", rows.len())
+        self.gpu().move_rows("gather_rows", x, (rows, x.rows()), out)
     }
 
     fn scatter_rows(&self, x: &Tensor, rows: &[u32], out: &mut Tensor) -> Result<(), Error> {
         assert_eq!((x.rows(), x.cols()), (rows.len(), out.cols()));
-        assert!(rows.iter().all(|&row| (row as usize) < out.rows()), "rows of the output");
-        let rows_address = self.gpu().index(Purpose::Ids, rows)?;
-        let moved = MovedRows { x: floats(x), rows: rows_address, out: floats_mut(out), cols: x.cols() as u32 };
-        moved.launch(&self.device, "scatter_rows", rows.len())
+        self.gpu().move_rows("scatter_rows", x, (rows, out.rows()), out)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32, out: &mut Tensor) -> Result<(), Error> {

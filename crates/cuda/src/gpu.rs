@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use pellucid_tensor::{DType, Error, TokenSource};
+use pellucid_tensor::{DType, Error, Tensor, TokenSource};
 
 use crate::cublas::CublasLt;
 use crate::digest::{Arrivals, AssumedTokens};
 use crate::driver::{Buffer, Device};
 use crate::experts::on_device;
-use crate::kernels::rows::elementwise;
+use crate::kernels::rows::elementwise::{self, MovedRows};
+use crate::memory::{floats, floats_mut};
 use crate::pinned::Ring;
 use crate::products::RowMaxima;
 use crate::step::Current;
@@ -127,6 +128,21 @@ impl Gpu {
             Some(address) => Ok(address),
             None => self.upload_index_table(purpose, slice),
         }
+    }
+
+    /// Launches a kernel that copies rows of x to rows of `out`. `rows` are numbers, below `num_rows`, of the ones or
+    /// of the others.
+    pub(crate) fn move_rows(
+        &mut self,
+        kernel: &'static str,
+        x: &Tensor,
+        (rows, num_rows): (&[u32], usize),
+        out: &mut Tensor,
+    ) -> Result<(), Error> {
+        assert!(rows.iter().all(|&row| (row as usize) < num_rows), "rows of the tensor");
+        let rows_address = self.index(Purpose::Ids, rows)?;
+        let moved = MovedRows { x: floats(x), rows: rows_address, out: floats_mut(out), cols: x.cols() as u32 };
+        moved.launch(&self.device, kernel, rows.len())
     }
 
     /// The device's copy of the tokens of rows: the step's own, or one made now.

@@ -97,7 +97,7 @@ impl Current {
         found(self.spans, spans)
     }
 
-    /// Where kernels find block tables, if they are the step's own of layers with windows.
+    /// Addresses by which kernels find block tables, if these are the step's own of layers with windows.
     pub(crate) fn find_windows(&self, block_tables: &[u32]) -> Option<WindowTables> {
         let (address, len, tables) = self.windows?;
         ((address, len) == (block_tables.as_ptr().addr(), block_tables.len())).then_some(tables)

@@ -92,8 +92,8 @@ impl Runner {
         Runner { model, kv, windows: None }
     }
 
-    /// Returns the window blocks beside a sequence's blocks for rows from `position` on; none if layers with windows have
-    /// no blocks of their own.
+    /// Returns the window blocks beside a sequence's blocks for rows from `position` on; none if layers with windows
+    /// have no blocks of their own.
     pub fn window_blocks(&self, blocks: &[u32], position: usize) -> Vec<u32> {
         self.windows.map(|windows| windows.beside(blocks, position)).unwrap_or_default()
     }

@@ -40,7 +40,7 @@ pub(crate) struct Interrupt {
 /// Called before the program exits; returns the message to print.
 type Cleanup = Box<dyn FnOnce() -> String + Send>;
 
-/// What is to be cleaned up, the innermost work last.
+/// Work to be cleaned up, the innermost last.
 type Cleanups = Arc<Mutex<Vec<Cleanup>>>;
 
 /// Called for each signal; nothing else happens then.
@@ -131,8 +131,8 @@ impl Interrupt {
         }
     }
 
-    /// While the returned value lives, Ctrl-C calls `cleanup`, before those that were registered earlier, and prints the
-    /// messages that they return. Values end in the reverse order of their beginning.
+    /// While the returned value lives, Ctrl-C calls `cleanup`, before those that were registered earlier, and prints
+    /// the messages that they return. Values end in the reverse order of their beginning.
     pub(crate) fn on_exit(&self, cleanup: impl FnOnce() -> String + Send + 'static) -> CleanupGuard {
         self.cleanups.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(cleanup));
         CleanupGuard { cleanups: self.cleanups.clone() }

@@ -150,8 +150,8 @@ pub(super) enum InputForm {
 /// | `Avx512Vnni`     | floats      | 1..5   | `FloatFourRows`            | `unquantized/mod.rs`                    |
 /// | `Avx512Vnni`     | floats      | 5..17  | `FloatEightRows`           | `unquantized/eight_rows.rs`             |
 /// | `Avx512Vnni`     | floats      | 17..   | `FloatEightRowsManyBlocks` | `unquantized/eight_rows.rs`             |
-/// | `Amx`            | Q3_K, Q6_K  | 1..9   | `Avx512ByRow`              | `quantized/avx512/one_block.rs`         |
-/// | `Amx`            | Q3_K, Q6_K  | 9..17  | `AmxOneBlock`              | `quantized/amx/` (its `mod.rs` goes on) |
+/// | `Amx` | Q3_K, IQ3_S, Q6_K | 1..9 | `Avx512ByRow` | `quantized/avx512/one_block.rs` |
+/// | `Amx` | Q3_K, IQ3_S, Q6_K | 9..17 | `AmxOneBlock` | `quantized/amx/` (its `mod.rs` goes on) |
 /// | `Amx`            | quantized   | 1..5   | `Avx512ByRow`              | `quantized/avx512/one_block.rs`         |
 /// | `Amx`            | quantized   | 5..17  | `AmxOneBlock`              | `quantized/amx/` (its `mod.rs` goes on) |
 /// | `Amx`            | quantized   | 17..   | `AmxManyBlocks`            | `quantized/amx/` (its `mod.rs` goes on) |

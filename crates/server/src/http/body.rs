@@ -187,9 +187,10 @@ impl ReadBody {
         self.may_contain(&GRAMMAR_FIELDS)
     }
 
-    /// Parses the body, chooses the model that it names, and passes both to `work`, on a blocking thread if that may
-    /// take long: whatever its length, once a template has taken long for a short text. Waits before that until the model is loaded. The tenant's permit owns the memory from then on; both
-    /// are held until the work is done, even if the client disconnects meanwhile.
+    /// Parses the body, chooses the model that it names, and passes both to `work`, on a blocking thread if that
+    /// may take long: whatever its length, once a template has taken long for a short text. Waits before that until
+    /// the model is loaded. The tenant's permit owns the memory from then on; both are held until the work is done,
+    /// even if the client disconnects meanwhile.
     pub(crate) async fn parse<T: Send + 'static, M: Served>(
         self,
         permit: Permit,

@@ -48,7 +48,8 @@ pub(super) struct Template {
     is_costly: AtomicBool,
 }
 
-/// Units of work of a rendering that does not count as costly, and for each byte of the conversation: some milliseconds.
+/// Units of work of a rendering that does not count as costly, and for each byte of the conversation: some
+/// milliseconds.
 const CHEAP_WORK: u64 = 100_000;
 const CHEAP_WORK_A_BYTE: u64 = 4;
 
